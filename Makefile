@@ -1,0 +1,40 @@
+# Two commands do everything on a fresh machine: make demo, make test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types tests test-slow bench clean
+
+# Installed again when what is required changes.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+demo: $(VENV)/.installed
+	mkdir -p demo
+	$(BIN)/gramcert compare --plot demo/comparison.png
+	@echo "The plot is demo/comparison.png"
+
+test: lint types tests
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy --strict src
+
+tests: $(VENV)/.installed
+	$(BIN)/pytest -m "not slow"
+
+# New random layers every time, and the memory of large ones.
+test-slow: $(VENV)/.installed
+	HYPOTHESIS_PROFILE=slow $(BIN)/pytest
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/bounds.py
+	$(BIN)/python benchmarks/startup.py
+
+clean:
+	rm -rf $(VENV) demo

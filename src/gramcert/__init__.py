@@ -1,0 +1,12 @@
+"""Certified spectral norms of neural-network layers, and 1-Lipschitz networks built on them, for PyTorch."""
+
+from gramcert.bounds.circular import norm2_circ
+from gramcert.bounds.gram import gram_norm
+from gramcert.bounds.layer import norm2
+from gramcert.bounds.toeplitz import norm2_toep
+from gramcert.bounds.transfer import norm2_sampled, sampling_factor
+from gramcert.geometry.convolution import Convolution
+
+__version__ = "0.1.0"
+
+__all__ = ["Convolution", "gram_norm", "norm2", "norm2_circ", "norm2_sampled", "norm2_toep", "sampling_factor"]

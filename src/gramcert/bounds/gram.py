@@ -1,0 +1,285 @@
+r"""Gram iteration (Algorithm 1, Theorem 3): upper bounds of the spectral norm by repeated squaring.
+
+With G = WW* (or W*W, whichever is smaller) the iterates G_1 = G, G_{s+1} = G_s² have λ1(G_s) = σ(W)^(2^s), so any
+reading of G_t that is never below λ1 gives an upper bound after its 2^-t-th power.
+
+Readings of a Hermitian positive semidefinite G of order r:
+
+* ``fro``: the Frobenius norm.
+* ``inf``, ``one``: the largest absolute row or column sum; G is Hermitian, so the two are the same number.
+* ``trace``: Wolkowicz-Styan, m + s·√(r-1) with m = tr(G)/r and s² = ‖G - mI‖²_F / r; never above ``fro`` and exact for
+  orthogonal matrices.
+
+Iterates are divided by their Frobenius norms and the logarithms of these are accumulated, so nothing overflows.
+"""
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, checked_iterations, require_finite
+from gramcert.bounds.autograd import run
+
+Norm = Literal["fro", "inf", "one", "trace"]
+ROW_SUMS = ("inf", "one")
+
+
+def gram_norm(matrix: Tensor, iterations: int = 6, *, norm: Norm = "fro") -> Tensor:
+    r"""Upper bound of the spectral norm of each matrix in a batch, by Gram iteration.
+
+    A bound in exact arithmetic: rounding is not included. Differentiable; at repeated maxima the gradient is one valid
+    subgradient, at the zero matrix it is 0.
+
+    Args:
+        matrix: real or complex, float32 or float64, shape (..., p, q).
+        iterations: number of Gram products t. For ``fro`` 0 gives the Frobenius norm of the matrix itself; the other
+            readings need at least one product to be a bound (the ∞-norm of [[1, 0], [1, 0]] is 1, its σ is √2).
+        norm: how the last iterate is read: ``"fro"``, ``"inf"``, ``"one"`` or ``"trace"``.
+
+    Returns:
+        Real tensor of shape (...).
+
+    Example:
+        >>> import torch, gramcert
+        >>> matrix = torch.tensor([[3.0, 0.0], [4.0, 5.0]], dtype=torch.float64)
+        >>> [round(float(gramcert.gram_norm(matrix, t)), 6) for t in (0, 1, 2, 6)]
+        [7.071068, 6.728813, 6.708332, 6.708204]
+        >>> float(gramcert.gram_norm(torch.eye(64), 1)), float(gramcert.gram_norm(torch.eye(64), 1, norm="trace"))
+        (2.8284270763397217, 1.0)
+
+    References:
+        Delattre et al., Efficient Bound of Lipschitz Constant for Convolutional Layers by Gram Iteration, ICML 2023;
+        Wolkowicz and Styan, Bounds for eigenvalues using traces, 1980.
+    """
+    if not isinstance(matrix, Tensor):
+        raise TypeError(f"gram_norm(matrix): expected a torch.Tensor, got {type(matrix).__name__}")
+    if matrix.dtype not in REAL_TYPES + COMPLEX_TYPES:
+        raise TypeError(f"gram_norm(matrix): expected float32, float64, complex64 or complex128, got {matrix.dtype}")
+    if matrix.dim() < 2 or 0 in matrix.shape[-2:]:
+        raise ValueError(
+            f"gram_norm(matrix): expected shape (..., p, q) with p, q >= 1, got shape {tuple(matrix.shape)}"
+        )
+    if norm not in get_args(Norm):
+        raise ValueError(f"gram_norm(norm={norm!r}): expected one of {', '.join(get_args(Norm))}")
+    checked_iterations("gram_norm", iterations)
+    if norm != "fro":
+        reason = f" for norm={norm!r}, which bounds the spectral norm only after a Gram product"
+        checked_iterations("gram_norm", iterations, at_least=1, reason=reason)
+    return run(_GramNorm, matrix, iterations, norm)[0]
+
+
+class _GramNorm(torch.autograd.Function):
+    """Value of Gram iteration with its explicit backward.
+
+    ``fro`` and ``trace`` save the matrix and run the iteration again in the backward, keeping one iterate and one
+    product; ``inf`` and ``one`` save the chain of small iterates. The chain is returned beside the value because that
+    is how a function that works under torch.func hands over what it computed.
+    """
+
+    @staticmethod
+    def forward(matrix: Tensor, iterations: int, norm: Norm) -> tuple[Tensor, ...]:
+        require_finite("gram_norm", "matrix", matrix)
+        value, iterates = _bound(matrix, iterations, norm)
+        return (value, *iterates) if norm in ROW_SUMS else (value,)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, Norm], output: tuple[Tensor, ...]) -> None:
+        matrix, ctx.iterations, ctx.norm = inputs
+        value, *iterates = output
+        ctx.mark_non_differentiable(*iterates)
+        ctx.save_for_backward(matrix, value, *iterates)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+        matrix, value, *iterates = ctx.saved_tensors
+        # A second derivative must see how the iterates depend on the matrix: then they are computed again.
+        chain = None if torch.is_grad_enabled() else iterates
+        gradient = gram_gradient(matrix, value, ctx.iterations, ctx.norm, chain)
+        return scale_by(gradient, grad), None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int, None, None], matrix: Tensor, iterations: int, norm: Norm
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        outputs = run(_GramNorm, matrix.movedim(in_dims[0], 0), iterations, norm)
+        return outputs, (0,) * len(outputs)
+
+
+def gram_values(matrix: Tensor, iterations: int) -> Tensor:
+    """The ``fro`` bound without checks and without its own backward, for use inside other functions."""
+    return _bound(matrix, iterations, "fro")[0]
+
+
+def _bound(matrix: Tensor, iterations: int, norm: Norm) -> tuple[Tensor, list[Tensor]]:
+    scaled, scale = unit_scale(wide(matrix))
+    if iterations == 0:
+        return scale * frobenius(scaled), []
+    iterates, logs = squarings(scaled @ scaled.mH, iterations, keep=norm in ROW_SUMS)
+    return scale * torch.exp(logs[-1] + 2.0**-iterations * torch.log(_reading(iterates[-1], norm))), iterates
+
+
+def squarings(gram: Tensor, steps: int, *, keep: bool) -> tuple[list[Tensor], list[Tensor]]:
+    r"""Scaled iterates Ĝ_s and logarithms h_s with G_s = exp(2^s h_s)·Ĝ_s, G_1 = ``gram``, G_(s+1) = G_s².
+
+    All steps s = 1, ..., ``steps`` are returned, or the last alone. Every other iterate is divided by its Frobenius
+    norm, from the second on: the eigenvalue λ1 of a normalised iterate of order r is at least r^(-1/2), after two
+    squarings at least r^-2, which is far from underflow.
+    """
+    log = torch.zeros_like(frobenius(gram[..., :1, :1]))
+    iterates: list[Tensor] = []
+    logs: list[Tensor] = []
+    for step in range(1, steps + 1):
+        gram = gram if step == 1 else gram @ gram
+        if step % 2 == 0 and step < steps:
+            gram, term = _normalised(gram)
+            log = log + 2.0**-step * term
+        iterates, logs = ([*iterates, gram], [*logs, log]) if keep else ([gram], [log])
+    return iterates, logs
+
+
+def gram_gradient(
+    matrix: Tensor, value: Tensor, iterations: int, norm: Norm = "fro", iterates: list[Tensor] | None = None
+) -> Tensor:
+    r"""Gradient of the bound ``value`` with respect to the matrix, in the matrix's shape.
+
+    The bound f is a function of G_t = G^(2^(t-1)), G = WW*. With C the derivative of the reading at G_t, the
+    derivative with respect to W is proportional to
+
+    * Z = C·G_1·G_2···G_(t-1)·W where C commutes with G (``fro``: C = G_t; ``trace``: C = αI + βG_t),
+    * Z = (Σ G^a C G^b)·W over a + b = 2^(t-1) - 1 otherwise.
+
+    f is homogeneous of degree 1, so <∇f, W> = f and ∇f = f·Z/<Z, W>: every scale factor cancels.
+    """
+    scaled, scale = unit_scale(wide(matrix))
+    if iterations == 0:
+        direction = scaled
+    elif norm in ROW_SUMS:
+        iterates = iterates or squarings(scaled @ scaled.mH, iterations, keep=True)[0]
+        left, right = row_cotangent(iterates[-1], _row_sums(iterates[-1]).argmax(-1))
+        direction, _ = pull_back(iterates[:-1], left, right, scaled)
+    else:
+        direction = _commuting_direction(scaled, iterations, norm)
+    inner = (_real_view(direction) * _real_view(scaled)).sum((-3, -2, -1))
+    gradient = scale_by(direction, (value / positive(scale)) / positive(inner))
+    return gradient if matrix.shape[-2] <= matrix.shape[-1] else gradient.mH
+
+
+def _commuting_direction(scaled: Tensor, iterations: int, norm: Norm) -> Tensor:
+    """C·G_1···G_(t-1)·W up to a factor, with one iterate and one product in memory."""
+    gram, _ = _normalised(scaled @ scaled.mH)
+    product: Tensor | None = None
+    for _ in range(1, iterations):
+        product = gram if product is None else _normalised(product @ gram)[0]
+        gram, _ = _normalised(gram @ gram)
+    cotangent = gram if norm == "fro" else _trace_cotangent(gram)
+    return (cotangent if product is None else cotangent @ product) @ scaled
+
+
+def pull_back(iterates: list[Tensor], left: Tensor, right: Tensor, factor: Tensor) -> tuple[Tensor, Tensor | None]:
+    r"""(Σ G^a C G^b)·W, a + b = 2^s - 1, for C = left·right* + right·left*, from the s iterates of G.
+
+    Undoing one squaring maps C to CG_s + G_sC. As a sum of pairs xy* + yx* the number of pairs doubles: (x, G_s y)
+    and (G_s x, y). That is cheaper than dense products while the pairs number at most half the order.
+
+    Returns:
+        A matrix, and the logarithm of a factor missing in it, if any.
+    """
+    position = len(iterates)
+    while position and 2 * left.shape[-1] <= factor.shape[-2]:
+        position -= 1
+        gram = iterates[position]
+        left, right = torch.cat([left, gram @ left], -1), torch.cat([gram @ right, right], -1)
+    if not position:
+        return torch.cat([left, right], -1) @ (torch.cat([right, left], -1).mH @ factor), None
+    cotangent = left @ right.mH
+    cotangent = cotangent + cotangent.mH
+    logs = []
+    for gram in reversed(iterates[:position]):
+        half = cotangent @ gram
+        cotangent, log = _normalised(half + half.mH)
+        logs.append(log)
+    return cotangent @ factor, torch.stack(logs).sum(0)
+
+
+def row_cotangent(iterate: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivative of the absolute row sum ``row`` of a Hermitian matrix as a pair of columns: C = left·right*."""
+    order = torch.arange(iterate.shape[-1], device=iterate.device)
+    left = (order == row[..., None]).to(iterate.dtype)[..., None]
+    return left, torch.sgn(iterate @ left)
+
+
+def _reading(iterate: Tensor, norm: Norm) -> Tensor:
+    if norm == "fro":
+        return frobenius(iterate)
+    if norm in ROW_SUMS:
+        return _row_sums(iterate).amax(-1)
+    mean, deviation = _mean_and_deviation(iterate)
+    order = iterate.shape[-1]
+    return mean + math.sqrt((order - 1) / order) * frobenius(deviation)
+
+
+def _trace_cotangent(iterate: Tensor) -> Tensor:
+    """I/r + √((r-1)/r)·N with N = (G - mI)/‖G - mI‖_F.
+
+    Where G is a multiple of the identity every traceless N with ‖N‖_F <= 1 is a subgradient; 0/positive(0) picks 0.
+    """
+    _, deviation = _mean_and_deviation(iterate)
+    order = iterate.shape[-1]
+    slope = math.sqrt((order - 1) / order) / positive(frobenius(deviation))
+    return torch.eye(order, dtype=iterate.dtype, device=iterate.device) / order + scale_by(deviation, slope)
+
+
+def _mean_and_deviation(iterate: Tensor) -> tuple[Tensor, Tensor]:
+    mean = torch.real(iterate.diagonal(dim1=-2, dim2=-1)).mean(-1)
+    eye = torch.eye(iterate.shape[-1], dtype=iterate.dtype, device=iterate.device)
+    return mean, iterate - mean[..., None, None] * eye
+
+
+def _row_sums(iterate: Tensor) -> Tensor:
+    return iterate.abs().sum(-1)
+
+
+def _normalised(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix of Frobenius norm 1 (or 0) and the logarithm of the norm it had."""
+    size = positive(frobenius(matrix))
+    if torch.is_grad_enabled():
+        return scale_by(matrix, 1 / size), torch.log(size)
+    _real_view(matrix).mul_((1 / size)[..., None, None, None])  # fresh memory costs more than the products
+    return matrix, torch.log(size)
+
+
+def wide(matrix: Tensor) -> Tensor:
+    """The matrix or its adjoint, whichever has no more rows than columns: WW* is then the smaller Gram matrix."""
+    return (matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mH).resolve_conj()
+
+
+def unit_scale(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The matrix divided by a scale, and the scale: the largest absolute entry times (pq)^(1/4).
+
+    The eigenvalue λ1 of WW* is then between (pq)^(-1/2) and (pq)^(1/2), and its fourth power a moderate number.
+    """
+    scale = matrix.detach().abs().amax((-2, -1)) * (matrix.shape[-2] * matrix.shape[-1]) ** 0.25
+    return matrix / positive(scale)[..., None, None], scale
+
+
+def frobenius(matrix: Tensor) -> Tensor:
+    """Frobenius norms. On the real view: torch's norm of complex numbers takes a slow hypotenuse per entry."""
+    norms: Tensor = torch.linalg.vector_norm(_real_view(matrix), dim=(-3, -2, -1))
+    return norms
+
+
+def scale_by(matrix: Tensor, factor: Tensor) -> Tensor:
+    """The matrices times real factors, one each. On the real view, to spare a complex product per entry."""
+    scaled = _real_view(matrix) * factor[..., None, None, None]
+    return torch.view_as_complex(scaled) if matrix.is_complex() else scaled[..., 0]
+
+
+def positive(size: Tensor) -> Tensor:
+    """The sizes with 1 in place of 0, for divisions and logarithms whose result does not matter there."""
+    return torch.where(size == 0, torch.ones_like(size), size)
+
+
+def _real_view(matrix: Tensor) -> Tensor:
+    return torch.view_as_real(matrix.resolve_conj()) if matrix.is_complex() else matrix[..., None]
