@@ -14,7 +14,6 @@ For every ω, and so for every size of zero-padded input,
 Both decrease to the supremum of σ(E) over all frequencies, not to the norm at one input size.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
@@ -25,15 +24,12 @@ from gramcert.arguments import checked_iterations, checked_kernel, require_finit
 from gramcert.bounds.autograd import run, run_on_each
 from gramcert.bounds.circular import grid_norm
 from gramcert.bounds.gram import positive, pull_back, scale_by, squarings
-from gramcert.geometry.symbol import COMPLEX, FrequencyGrid, symbols, symbols_adjoint, taps_first
+from gramcert.geometry.symbol import COMPLEX, FrequencyGrid, filters, symbols, symbols_adjoint, taps_first
 
 ToeplitzNorm = Literal["inf", "fro"]
 
-# Up to this length an inverse transform is a product with a table: on short axes several times faster than an FFT.
-TABLE_LENGTH = 256
-
 # Iterates and spectra held for a second use; past it they are computed again.
-KEPT_BYTES = 2**29
+KEPT_BYTES = 3 * 2**27
 
 
 def norm2_toep(kernel: Tensor, iterations: int = 6, *, norm: ToeplitzNorm = "inf") -> Tensor:
@@ -119,8 +115,8 @@ Iterates = tuple[list[Tensor], list[Tensor]]
 class _Chain:
     """The iterates G_1, ..., G_s of a kernel on the grid, s = max(1, t-1), as :func:`squarings` gives them.
 
-    G_1 is divided by a bound of its norm. Iterates come chunk of frequencies by chunk: with ``keep`` all of them, stored
-    where they fit into ``KEPT_BYTES``, otherwise computed again at every pass; without it the last one alone.
+    G_1 is divided by a bound of its norm. Iterates come chunk of frequencies by chunk: with ``keep`` all of them,
+    stored where they fit into ``KEPT_BYTES``, otherwise computed again at every pass; without it the last one alone.
 
     The first correlation is made on its own small grid of 2k-1 frequencies per axis and carried to the large one as a
     filter, because products on the large grid are what costs.
@@ -138,9 +134,9 @@ class _Chain:
         small = FrequencyGrid(tuple(2 * k - 1 for k in size), (0.0,) * len(size))
         indices = torch.arange(len(small), device=kernel.device)
         blocks = symbols(self.taps, small.twiddles(indices, small.tables(self.places, kernel)))
-        gram = _inverse_transform((blocks @ blocks.mH).flatten(1), small).reshape(-1, self.order, self.order)
+        gram = filters((blocks @ blocks.mH).flatten(1), small).reshape(-1, self.order, self.order)
         self.bound = gram.detach().abs().sum((0, 2)).amax()  # of ‖G_1(ω)‖, so that nothing grows
-        self.filter = gram / positive(self.bound)
+        self.filter = (gram / positive(self.bound)).to(self.dtype)
         # The transform leaves lag x at place x mod 2k-1.
         self.tables = grid.tables([[*range(k), *range(1 - k, 0)] for k in size], kernel)
         self.stored: list[Iterates] | None = None
@@ -155,7 +151,7 @@ class _Chain:
 
     def _iterates(self, indices: Tensor) -> Iterates:
         twiddles = self.grid.twiddles(indices, self.tables)
-        return squarings(symbols(self.filter.to(self.dtype), twiddles), self.steps, keep=self.keep)
+        return squarings(symbols(self.filter, twiddles), self.steps, keep=self.keep)
 
     def weights(self, logs: list[Tensor]) -> tuple[Tensor, Tensor]:
         """exp(2^t(h - max h)), which restores the proportions of G_t between frequencies, and max h."""
@@ -194,7 +190,7 @@ def _row_sums(chain: _Chain) -> tuple[Tensor, Tensor]:
         for (first, last), spectrum in zip(blocks, spectra, strict=True):
             if chain.steps > 2:  # before that no iterate is normalised
                 torch.view_as_real(spectrum).mul_(weights[:, None, None, None])
-            pairs = _inverse_transform(spectrum.flatten(1), chain.grid).abs().sum(0).reshape(spectrum.shape[1:])
+            pairs = filters(spectrum.flatten(1), chain.grid).abs().sum(0).reshape(spectrum.shape[1:])
             sums[first:last] += pairs.sum(1)
             sums[last:] += pairs[:, last - first :].sum(0)
     return sums, log
@@ -215,8 +211,8 @@ def _row_direction(chain: _Chain, row: Tensor, bound: Tensor) -> Tensor:
         selected = unit.mT @ iterates[-1]
         rows.append((selected @ iterates[-1] if squared else selected)[:, 0])
         logs.append(scales[-1])
-    filters = _inverse_transform(torch.cat(rows) * chain.weights(logs)[0][:, None], chain.grid)
-    signs = torch.sgn(filters.detach()).reshape(*chain.grid.sizes, chain.order)
+    row_filter = filters(torch.cat(rows) * chain.weights(logs)[0][:, None], chain.grid)
+    signs = torch.sgn(row_filter.detach()).reshape(*chain.grid.sizes, chain.order)
     spectrum = torch.fft.rfftn(signs, dim=tuple(range(signs.dim() - 1))).reshape(-1, chain.order)
     multiplicity = chain.grid.multiplicity(row.device).to(bound.dtype)
     direction, tables = torch.zeros_like(chain.kernel), chain.grid.tables(chain.places, chain.kernel)
@@ -232,31 +228,3 @@ def _row_direction(chain: _Chain, row: Tensor, bound: Tensor) -> Tensor:
             blocks = scale_by(blocks, torch.exp(log))
         direction = direction + symbols_adjoint(blocks, twiddles, direction.shape)
     return direction
-
-
-def _inverse_transform(values: Tensor, grid: FrequencyGrid) -> Tensor:
-    """Real filters (points, channels) from half spectra (frequencies, channels), axis by axis."""
-    *leading, last = grid.sizes
-    for axis, size in enumerate(leading):
-        values = values.reshape(math.prod(leading[:axis]), size, -1)
-        if size <= TABLE_LENGTH:
-            values = _roots_of_unity(size, size, values.device).to(values.dtype) @ values
-        else:
-            values = torch.fft.ifft(values, dim=1, norm="forward")
-    values = values.reshape(math.prod(leading), grid.half_size, -1)
-    if last <= TABLE_LENGTH:
-        # Re Σ_j m_j (cos + i sin)(a_j + ib_j) as one real product with the stacked real and imaginary parts.
-        counts = grid.multiplicity(values.device)[: grid.half_size]
-        roots = _roots_of_unity(last, grid.half_size, values.device) * (counts / math.prod(grid.sizes))
-        table = torch.cat([roots.real, -roots.imag], 1).to(values.real.dtype)
-        filters = table @ torch.view_as_real(values).movedim(-1, 1).flatten(1, 2)
-    else:
-        filters = torch.fft.irfft(values, last, dim=1, norm="forward") / math.prod(grid.sizes)
-    return filters.flatten(0, 1)
-
-
-def _roots_of_unity(size: int, frequencies: int, device: torch.device) -> Tensor:
-    """e^(2πi·xj/size) for x < size, j < frequencies, in complex128."""
-    turns = torch.arange(size, device=device)[:, None] * torch.arange(frequencies, device=device) % size
-    angles = turns.double() * (2 * math.pi / size)
-    return torch.polar(torch.ones_like(angles), angles)

@@ -17,6 +17,9 @@ from torch import Tensor
 
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
+# Up to this length an inverse transform is a product with a table: on short axes several times faster than an FFT.
+TABLE_LENGTH = 256
+
 # Bytes of symbol blocks worked on at a time: few enough to stay in the cache and to reuse freed memory.
 CHUNK_BYTES = 2**21
 
@@ -93,3 +96,32 @@ def symbols_adjoint(blocks: Tensor, twiddles: Tensor, shape: torch.Size) -> Tens
     """Adjoint of kernel -> symbols: Re Σ_ω conj(twiddle)·block, as a kernel of the given shape."""
     taps = torch.real(twiddles.mH @ blocks.reshape(blocks.shape[0], -1))
     return taps.reshape(-1, *blocks.shape[1:]).movedim(0, -1).reshape(shape)
+
+
+def filters(spectra: Tensor, grid: FrequencyGrid) -> Tensor:
+    """Inverse of :func:`symbols` on an unshifted grid: real filters (points, channels) from (frequencies, channels)."""
+    values = spectra
+    *leading, last = grid.sizes
+    for axis, size in enumerate(leading):
+        values = values.reshape(math.prod(leading[:axis]), size, -1)
+        if size <= TABLE_LENGTH:
+            values = _roots_of_unity(size, size, values.device).to(values.dtype) @ values
+        else:
+            values = torch.fft.ifft(values, dim=1, norm="forward")
+    values = values.reshape(math.prod(leading), grid.half_size, -1)
+    if last <= TABLE_LENGTH:
+        # Re Σ_j m_j (cos + i sin)(a_j + ib_j) as one real product with the stacked real and imaginary parts.
+        counts = grid.multiplicity(values.device)[: grid.half_size]
+        roots = _roots_of_unity(last, grid.half_size, values.device) * (counts / math.prod(grid.sizes))
+        table = torch.cat([roots.real, -roots.imag], 1).to(values.real.dtype)
+        result = table @ torch.view_as_real(values).movedim(-1, 1).flatten(1, 2)
+    else:
+        result = torch.fft.irfft(values, last, dim=1, norm="forward") / math.prod(grid.sizes)
+    return result.flatten(0, 1)
+
+
+def _roots_of_unity(size: int, frequencies: int, device: torch.device) -> Tensor:
+    """e^(2πi·xj/size) for x < size, j < frequencies, in complex128."""
+    turns = torch.arange(size, device=device)[:, None] * torch.arange(frequencies, device=device) % size
+    angles = turns.double() * (2 * math.pi / size)
+    return torch.polar(torch.ones_like(angles), angles)
