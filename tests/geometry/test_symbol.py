@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gramcert.geometry import symbol
-from gramcert.geometry.symbol import FrequencyGrid, filters, symbols, symbols_adjoint, taps_first
+from gramcert.geometry.symbol import FrequencyGrid, InverseTransform, symbols, symbols_adjoint, taps_first
 
 grids = st.integers(1, 3).flatmap(
     lambda axes: st.builds(
@@ -63,13 +63,13 @@ def test_adjoint():
 
 @pytest.mark.parametrize("sizes", [(7,), (4, 5), (3, 4, 5)])
 @pytest.mark.parametrize("longest", [3, 256])
-def test_filters_invert_symbols(sizes, longest, monkeypatch):
+def test_inverse_transform_inverts_symbols(sizes, longest, monkeypatch):
     monkeypatch.setattr(symbol, "TABLE_LENGTH", longest)
     grid = FrequencyGrid(sizes, (0.0,) * len(sizes))
     kernel = torch.randn(2, 3, *sizes, dtype=torch.float64)
     taps = taps_first(kernel, len(sizes))
     torch.testing.assert_close(
-        filters(symbols(taps, table(grid, sizes, kernel)).flatten(1), grid), taps.real.flatten(1)
+        InverseTransform(grid, kernel)(symbols(taps, table(grid, sizes, kernel)).flatten(1)), taps.real.flatten(1)
     )
 
 

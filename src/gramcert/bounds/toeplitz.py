@@ -24,7 +24,15 @@ from gramcert.arguments import checked_iterations, checked_kernel, require_finit
 from gramcert.bounds.autograd import run, run_on_each
 from gramcert.bounds.circular import grid_norm
 from gramcert.bounds.gram import positive, pull_back, scale_by, squarings
-from gramcert.geometry.symbol import COMPLEX, FrequencyGrid, filters, symbols, symbols_adjoint, taps_first
+from gramcert.geometry.symbol import (
+    CHUNK_BYTES,
+    COMPLEX,
+    FrequencyGrid,
+    InverseTransform,
+    symbols,
+    symbols_adjoint,
+    taps_first,
+)
 
 ToeplitzNorm = Literal["inf", "fro"]
 
@@ -99,7 +107,7 @@ class _ToeplitzRowSum(torch.autograd.Function):
         scaled, bound = kernel / scale, value / scale
         # A second derivative must see how the iterates depend on the kernel: then they are computed again.
         chain = _Chain(scaled, ctx.grid, ctx.iterations, stored=[] if torch.is_grad_enabled() else stored)
-        direction = _row_direction(chain, row, bound.detach())
+        direction = _row_direction(chain, row)
         # Homogeneous of degree 1: the gradient is the multiple of the direction whose product with K is the value.
         inner = (direction * scaled).sum()
         return grad * bound / positive(inner) * direction, None, None, None
@@ -131,32 +139,42 @@ class _Chain:
         self.taps, self.dtype = taps_first(kernel, len(size)), COMPLEX[kernel.dtype]
         self.chunks = grid.chunks(self.taps[0])
         self.places = [range(k) for k in size]
-        small = FrequencyGrid(tuple(2 * k - 1 for k in size), (0.0,) * len(size))
-        indices = torch.arange(len(small), device=kernel.device)
-        blocks = symbols(self.taps, small.twiddles(indices, small.tables(self.places, kernel)))
-        gram = filters((blocks @ blocks.mH).flatten(1), small).reshape(-1, self.order, self.order)
-        self.bound = gram.detach().abs().sum((0, 2)).amax()  # of ‖G_1(ω)‖, so that nothing grows
-        self.filter = (gram / positive(self.bound)).to(self.dtype)
         # The transform leaves lag x at place x mod 2k-1.
         self.tables = grid.tables([[*range(k), *range(1 - k, 0)] for k in size], kernel)
         self.stored: list[Iterates] | None = None
         if stored:
             each = [stored[i : i + self.steps] for i in range(0, len(stored), self.steps)]
             self.stored = [(list(a), list(b)) for a, b in zip(each[::2], each[1::2], strict=True)]
-        elif keep and len(grid) * self.order**2 * self.dtype.itemsize * self.steps <= KEPT_BYTES:
+            return
+        self.gram, self.bound = self._first_gram()
+        if keep and len(grid) * self.order**2 * self.dtype.itemsize * self.steps <= KEPT_BYTES:
             self.stored = [self._iterates(chunk) for chunk in self.chunks]
+
+    def _first_gram(self) -> tuple[Tensor, Tensor]:
+        """The filter of G_1 divided by a bound of ‖G_1(ω)‖ over all ω, and that bound."""
+        small = FrequencyGrid(tuple(2 * len(places) - 1 for places in self.places), self.grid.shifts)
+        indices = torch.arange(len(small), device=self.kernel.device)
+        blocks = symbols(self.taps, small.twiddles(indices, small.tables(self.places, self.kernel)))
+        gram = InverseTransform(small, self.kernel)((blocks @ blocks.mH).flatten(1))
+        gram = gram.reshape(-1, self.order, self.order)
+        bound = gram.detach().abs().sum((0, 2)).amax()
+        return (gram / positive(bound)).to(self.dtype), bound
 
     def __iter__(self) -> Iterator[tuple[Tensor, Iterates]]:
         return zip(self.chunks, self.stored or map(self._iterates, self.chunks), strict=True)
 
     def _iterates(self, indices: Tensor) -> Iterates:
         twiddles = self.grid.twiddles(indices, self.tables)
-        return squarings(symbols(self.filter, twiddles), self.steps, keep=self.keep)
+        return squarings(symbols(self.gram, twiddles), self.steps, keep=self.keep)
 
     def weights(self, logs: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """exp(2^t(h - max h)), which restores the proportions of G_t between frequencies, and max h."""
+        """exp(2^t(h - max h)), which restores the proportions of G_t between frequencies, and max h.
+
+        Weights far below rounding are 0: they would make subnormal numbers, which are slow to compute with.
+        """
         log = torch.cat(logs)
-        return torch.exp(2.0**self.iterations * (log - log.amax())), log.amax()
+        weights = torch.exp(2.0**self.iterations * (log - log.amax()))
+        return weights.masked_fill(weights < torch.finfo(weights.dtype).eps ** 3, 0), log.amax()
 
 
 def _row_sums(chain: _Chain) -> tuple[Tensor, Tensor]:
@@ -167,9 +185,10 @@ def _row_sums(chain: _Chain) -> tuple[Tensor, Tensor]:
     """
     order, log = chain.order, chain.kernel.new_zeros(())
     if chain.iterations == 1:
-        return chain.filter.abs().sum((0, 2)), log
+        return chain.gram.abs().sum((0, 2)), log
     rows = max(1, KEPT_BYTES // (len(chain.grid) * order * chain.dtype.itemsize))
-    sums = chain.kernel.new_zeros(order)
+    sums, inverse = chain.kernel.new_zeros(order), InverseTransform(chain.grid, chain.kernel)
+    panel = max(1, CHUNK_BYTES // (len(chain.grid) * chain.dtype.itemsize))
     for start in range(0, order, rows):
         stop = min(start + rows, order)
         middle = (start + stop + 1) // 2
@@ -190,38 +209,38 @@ def _row_sums(chain: _Chain) -> tuple[Tensor, Tensor]:
         for (first, last), spectrum in zip(blocks, spectra, strict=True):
             if chain.steps > 2:  # before that no iterate is normalised
                 torch.view_as_real(spectrum).mul_(weights[:, None, None, None])
-            pairs = filters(spectrum.flatten(1), chain.grid).abs().sum(0).reshape(spectrum.shape[1:])
+            panels = spectrum.flatten(1).split(panel, 1)
+            pairs = torch.cat([inverse(part).abs_().sum(0) for part in panels]).reshape(spectrum.shape[1:])
             sums[first:last] += pairs.sum(1)
             sums[last:] += pairs[:, last - first :].sum(0)
     return sums, log
 
 
-def _row_direction(chain: _Chain, row: Tensor, bound: Tensor) -> Tensor:
+def _row_direction(chain: _Chain, row: Tensor) -> Tensor:
     """A multiple of the gradient of row sum ``row`` of K_(t+1) with respect to the kernel.
 
     The derivative of the row sum is sgn(K_(t+1)[i,j,x]); in the Fourier domain C(ω) = e_i c(ω)ᵀ with c the transform of
-    the signs. :func:`pull_back` carries it to G_1; what the scaling of each frequency left out is restored relative to
-    the ``bound``, which no true iterate exceeds by much, so nothing overflows.
+    the signs. :func:`pull_back` carries it to G_1. What the scaling of each frequency left out of G_1···G_(t-1) is
+    restored relative to the largest, so nothing overflows.
     """
-    reference = torch.log(positive(bound / positive(torch.sqrt(chain.bound))))
     squared = chain.iterations > 1
     unit = (torch.arange(chain.order, device=row.device) == row).to(chain.dtype)[:, None]
-    rows, logs = [], []
+    rows, logs, exponents = [], [], []
     for _, (iterates, scales) in chain:
         selected = unit.mT @ iterates[-1]
         rows.append((selected @ iterates[-1] if squared else selected)[:, 0])
         logs.append(scales[-1])
-    row_filter = filters(torch.cat(rows) * chain.weights(logs)[0][:, None], chain.grid)
+        exponents.append(torch.stack([2.0**step * scale for step, scale in enumerate(scales, 1)]).sum(0))
+    inverse = InverseTransform(chain.grid, chain.kernel)
+    row_filter = inverse(torch.cat(rows) * chain.weights(logs)[0][:, None])
     signs = torch.sgn(row_filter.detach()).reshape(*chain.grid.sizes, chain.order)
     spectrum = torch.fft.rfftn(signs, dim=tuple(range(signs.dim() - 1))).reshape(-1, chain.order)
-    multiplicity = chain.grid.multiplicity(row.device).to(bound.dtype)
+    exponent = torch.cat(exponents)
+    weights = chain.grid.multiplicity(row.device).to(exponent.dtype) * torch.exp(exponent - exponent.amax())
     direction, tables = torch.zeros_like(chain.kernel), chain.grid.tables(chain.places, chain.kernel)
-    for indices, (iterates, scales) in chain:
+    for indices, (iterates, _) in chain:
         twiddles = chain.grid.twiddles(indices, tables)
-        weight = multiplicity[indices]
-        for step, scale in enumerate(scales if squared else [], 1):
-            weight = weight * torch.exp(2.0**step * (scale - reference))
-        right = (spectrum[indices].conj() * weight[:, None])[..., None]
+        right = (spectrum[indices].conj() * weights[indices, None])[..., None]
         left = unit.expand_as(right)
         blocks, log = pull_back(iterates if squared else [], left, right, symbols(chain.taps, twiddles))
         if log is not None:
