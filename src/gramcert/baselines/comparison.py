@@ -1,0 +1,155 @@
+"""All methods on one layer, side by side with the truth."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.arguments import Sizes, axis_sizes, checked_iterations, require_finite
+from gramcert.baselines.methods import Kind, Method, applicable_methods
+from gramcert.baselines.reference import reference_norm
+from gramcert.geometry.convolution import Convolution
+
+# A method that has used this much time is not run again for a steadier timing.
+REPEAT_SECONDS = 0.5
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's answer.
+
+    Attributes:
+        name: the method.
+        source: where it was published.
+        value: its number; ``None`` where it does not apply, for the reason in ``note``.
+        relative_error: (value - truth)/truth, so negative below the truth; infinite where only the truth is 0.
+        seconds: median time of one run.
+        kind: what the value is for this padding and size.
+        respected: whether the value is on the side of the truth that its kind promises, up to rounding; ``None`` for
+            kinds that promise nothing.
+        note: what it holds for, or why it was left out.
+    """
+
+    name: str
+    source: str
+    value: float | None
+    relative_error: float | None
+    seconds: float | None
+    kind: Kind
+    respected: bool | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The truth in float64, the time it took, the relative rounding allowed for, and one row per method."""
+
+    truth: float
+    truth_seconds: float
+    tolerance: float
+    rows: tuple[Row, ...]
+
+    @property
+    def all_respected(self) -> bool:
+        """Whether no value lies on the wrong side of the truth for its kind."""
+        return all(row.respected is not False for row in self.rows)
+
+
+def compare_methods(
+    layer: nn.Module | Convolution,
+    input_size: Sizes,
+    iterations: int = 6,
+    *,
+    seed: int = 0,
+    repeats: int = 3,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run every applicable method on a layer and set it against the truth.
+
+    Args:
+        layer: stride 1, dilation 1, one group, zero or circular padding that keeps the input's size.
+        input_size: one int per axis, or one int for all axes.
+        iterations: number of Gram products of the methods that use them.
+        seed: of the random starts.
+        repeats: how many runs the timing is the median of; slow methods run fewer times.
+        progress: called before each step with the number of steps done, their total, and the name of the step.
+
+    Example:
+        >>> import torch, gramcert
+        >>> from gramcert.baselines import compare_methods
+        >>> layer = gramcert.Convolution(torch.ones(1, 1, 3, 3), padding="same")
+        >>> comparison = compare_methods(layer, 8, iterations=1)
+        >>> round(comparison.truth, 4), comparison.all_respected
+        (8.2909, True)
+    """
+    description = Convolution.of(layer)
+    sizes = axis_sizes("compare_methods", "input_size", input_size, description.axes)
+    checked_iterations("compare_methods", iterations)
+    axis_sizes("compare_methods", "repeats", repeats, 1)
+    require_finite("compare_methods", "layer", description.kernel)
+    _require_same_size(description, sizes)
+    methods = applicable_methods(description, sizes, iterations, seed)
+    report = progress or (lambda done, total, name: None)
+    with torch.no_grad():
+        report(0, len(methods) + 1, "the truth")
+        start = time.perf_counter()
+        truth = reference_norm(description, sizes)
+        truth_seconds = time.perf_counter() - start
+        tolerance = rounding_allowance(description.kernel)
+        rows = []
+        for done, method in enumerate(methods, 1):
+            report(done, len(methods) + 1, method.name)
+            rows.append(_row(method, truth, tolerance, repeats))
+        report(len(methods) + 1, len(methods) + 1, "done")
+    return Comparison(truth, truth_seconds, tolerance, tuple(rows))
+
+
+def rounding_allowance(kernel: Tensor) -> float:
+    """Relative error that rounding may cause: that of sums over all N weights of an output, which grows like √N."""
+    return 8 * math.sqrt(kernel[0].numel()) * torch.finfo(kernel.dtype).eps
+
+
+def _require_same_size(layer: Convolution, sizes: tuple[int, ...]) -> None:
+    if layer.transposed or layer.groups != 1 or {*layer.stride, *layer.dilation} != {1}:
+        raise ValueError(
+            f"compare_methods(layer): expected stride 1, dilation 1, one group and no transposition, got stride "
+            f"{layer.stride}, dilation {layer.dilation}, groups {layer.groups}, transposed {layer.transposed}"
+        )
+    if layer.padding_mode not in ("zeros", "circular") or layer.output_size(sizes) != sizes:
+        raise ValueError(
+            f"compare_methods(layer): expected zero or circular padding that keeps the size {sizes}, got "
+            f"{layer.padding_mode} padding {layer.padding}"
+        )
+
+
+def _row(method: Method, truth: float, tolerance: float, repeats: int) -> Row:
+    try:
+        value, seconds = _timed(method.run, repeats)
+    except ValueError as reason:  # its hypothesis fails here; the arguments themselves have been checked
+        return Row(method.name, method.source, None, None, None, method.kind, None, f"left out: {reason}")
+    error = (value - truth) / truth if truth else 0.0 if value == 0 else math.inf
+    respected = _respected(method.kind, error, tolerance)
+    return Row(method.name, method.source, value, error, seconds, method.kind, respected, method.note)
+
+
+def _respected(kind: Kind, error: float, tolerance: float) -> bool | None:
+    if kind in ("estimate", "not a bound"):
+        return None
+    above, below = error >= -tolerance, error <= tolerance
+    return {"upper bound": above, "lower bound": below, "exact": above and below}[kind]
+
+
+def _timed(run: Callable[[], Tensor], repeats: int) -> tuple[float, float]:
+    times: list[float] = []
+    value = math.nan
+    while len(times) < repeats and sum(times) < REPEAT_SECONDS:
+        start = time.perf_counter()
+        value = run().item()
+        times.append(time.perf_counter() - start)
+    return value, statistics.median(times)

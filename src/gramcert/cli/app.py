@@ -1,0 +1,39 @@
+"""The commands put together."""
+
+from typing import Annotated
+
+import typer
+
+import gramcert
+from gramcert.cli.compare import compare
+from gramcert.cli.norm import norm
+
+app = typer.Typer(
+    name="gramcert",
+    help="Bounds of the spectral norms of convolution layers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(norm)
+app.command()(compare)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gramcert {gramcert.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="gramcert")

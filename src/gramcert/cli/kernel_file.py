@@ -1,0 +1,193 @@
+"""Kernels from files. Nothing in a file is ever executed."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gramcert.cli.errors import BadInput
+
+# Names listed in an error before the rest is only counted.
+LISTED = 12
+
+# Integers up to these sizes have an exact floating-point value.
+EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
+
+@dataclass(frozen=True)
+class StoredKernel:
+    """A kernel as float32 or float64, the name and type it had in its file, and what to call it."""
+
+    kernel: Tensor
+    source: str
+    key: str | None
+    stored_dtype: str
+
+    @property
+    def dtype(self) -> str:
+        """The type it has now."""
+        return str(self.kernel.dtype).removeprefix("torch.")
+
+    def as_json(self) -> dict[str, Any]:
+        """What it is and where it came from."""
+        return {
+            "source": self.source,
+            "key": self.key,
+            "shape": list(self.kernel.shape),
+            "dtype": self.dtype,
+            "stored_dtype": self.stored_dtype,
+        }
+
+    def __str__(self) -> str:
+        name = self.source + (f", {self.key}" if self.key else "")
+        lifted = "" if self.dtype == self.stored_dtype else f" (stored as {self.stored_dtype})"
+        return f"{name}: {'×'.join(map(str, self.kernel.shape))}, {self.dtype}{lifted}"
+
+
+def read_kernel(path: Path, key: str | None = None) -> StoredKernel:
+    """The kernel in a ``.npy``, ``.safetensors``, ``.pt``, ``.pth`` or ``.th`` file.
+
+    Args:
+        path: the file.
+        key: name of the tensor, needed where a file holds several that could be a kernel.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise BadInput(f"{path}: expected a file ending in {', '.join(_READERS)}, got {path.suffix or 'no ending'!r}")
+    if not path.exists():
+        raise BadInput(f"{path}: no such file")
+    if not path.is_file():
+        raise BadInput(f"{path}: not a regular file")
+    try:
+        if path.stat().st_size == 0:
+            raise BadInput("the file is empty")
+        content = reader(path)
+        name, tensor = _choose(content, key) if isinstance(content, dict) else (None, _only(content, key))
+        kernel = _as_float(tensor)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    except Exception as error:  # a damaged or hostile file can make a parser raise anything
+        raise BadInput(f"{path}: cannot be read ({type(error).__name__}: {_first_line(error)})") from error
+    return StoredKernel(kernel, path.name, name, str(tensor.dtype).removeprefix("torch."))
+
+
+def embedded_kernel() -> StoredKernel:
+    """The kernel that comes with the package."""
+    with resources.as_file(resources.files("gramcert.data") / "kernel.npy") as path:
+        return read_kernel(path)
+
+
+def _read_npy(path: Path) -> Tensor:
+    # Mapped, so that a header which promises more than the file holds is refused before memory is taken; the format's
+    # own reader refuses Python objects.
+    array = np.lib.format.open_memmap(path, mode="r")
+    native = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    try:
+        return torch.from_numpy(native)
+    except TypeError:
+        raise BadInput(f"expected real numbers, got an array of {array.dtype}") from None
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors.torch import load_file
+    except ModuleNotFoundError:
+        raise BadInput("reading it needs the extra: pip install 'gramcert[safetensors]'") from None
+    tensors: dict[str, Tensor] = load_file(path)
+    return tensors
+
+
+def _read_torch(path: Path) -> Tensor | dict[str, Tensor]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about archives that are refused anyway
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # torch's own message advises to switch the protection off.
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it asks to run {wanted[1]}, which was not done" if wanted else "it is damaged or not weights alone"
+        raise BadInput(f"torch refused to load it as weights: {reason}") from error
+    if isinstance(content, Tensor):
+        return content
+    tensors = dict(_named_tensors(content, ""))
+    if not tensors:
+        raise BadInput(f"expected a tensor or a state dict, got {type(content).__name__} without tensors")
+    return tensors
+
+
+def _named_tensors(content: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of nested dictionaries, their names joined by dots."""
+    if isinstance(content, Tensor):
+        yield prefix, content
+    elif isinstance(content, dict):
+        for name, value in content.items():
+            yield from _named_tensors(value, f"{prefix}.{name}" if prefix else str(name))
+
+
+_READERS: dict[str, Callable[[Path], Tensor | dict[str, Tensor]]] = {
+    ".npy": _read_npy,
+    ".safetensors": _read_safetensors,
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+    ".th": _read_torch,
+}
+
+
+def _only(tensor: Tensor, key: str | None) -> Tensor:
+    if key is not None:
+        raise BadInput(f"it holds one tensor without a name, got --key {key!r}")
+    return tensor
+
+
+def _choose(tensors: dict[str, Tensor], key: str | None) -> tuple[str, Tensor]:
+    if key is not None:
+        if key not in tensors:
+            raise BadInput(f"no tensor named {key!r}; it holds {_listing(tensors)}")
+        return key, tensors[key]
+    kernels = {name: tensor for name, tensor in tensors.items() if 3 <= tensor.dim() <= 5}
+    if not kernels:
+        raise BadInput(f"no tensor with 3 to 5 dimensions; it holds {_listing(tensors)}")
+    if len(kernels) > 1:
+        raise BadInput(f"several kernels, choose one with --key: {_listing(kernels)}")
+    return next(iter(kernels.items()))
+
+
+def _listing(tensors: dict[str, Tensor]) -> str:
+    names = [f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
+    more = [f"and {len(names) - LISTED} more"] if len(names) > LISTED else []
+    return ", ".join(names[:LISTED] + more) or "nothing"
+
+
+def _as_float(tensor: Tensor) -> Tensor:
+    """The tensor in float32 or float64, with the same values."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise BadInput("expected a dense tensor with its values, got a sparse, quantized or meta tensor")
+    tensor = tensor.detach()
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.float()
+    elif tensor.dtype in _INTEGERS:
+        tensor = _exact_integers(tensor)
+    elif tensor.dtype not in (torch.float32, torch.float64):
+        raise BadInput(f"expected floating-point or integer weights, got {str(tensor.dtype).removeprefix('torch.')}")
+    return tensor.contiguous().clone()
+
+
+def _exact_integers(tensor: Tensor) -> Tensor:
+    values = tensor.numpy()
+    largest = max(abs(int(values.max())), abs(int(values.min()))) if values.size else 0
+    if largest > EXACT_IN_FLOAT64:
+        raise BadInput(f"integers up to {largest} have no exact floating-point value")
+    return torch.from_numpy(values.astype(np.float32 if largest <= EXACT_IN_FLOAT32 else np.float64))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

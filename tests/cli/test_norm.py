@@ -1,0 +1,128 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import gramcert
+from gramcert import Convolution
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def bound(run, *words):
+    result = run("norm", *words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_table_says_what_the_number_is_and_which_geometry_was_used(run, ones):
+    result = run("norm", ones, "--padding", "1:2,0:1")
+    assert result.exit_code == 0
+    for text in (
+        "9.087",
+        "upper bound in exact arithmetic (rounding not included)",
+        "ones.npy: 1×1×3×3, float64",
+        "1:2, 0:1 (before:after), zeros",
+        "every size at once",
+    ):
+        assert text in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments", "size"),
+    [
+        ([], {}, None),
+        (["--padding", "same", "--input-size", "16"], {"padding": "same"}, 16),
+        (["--padding", "valid", "--input-size", "16,9"], {"padding": "valid"}, (16, 9)),
+        (["--padding", "1,2", "--stride", "2,1", "--input-size", "9"], {"padding": (1, 2), "stride": (2, 1)}, 9),
+        (["--padding", "1:2,1", "--input-size", "9"], {"padding": [(1, 2), (1, 1)]}, 9),
+        (["--dilation", "2", "--input-size", "9"], {"dilation": 2}, 9),
+        (
+            ["--padding", "1", "--padding-mode", "reflect", "--input-size", "8"],
+            {"padding": 1, "padding_mode": "reflect"},
+            8,
+        ),
+        (
+            ["--transposed", "--stride", "2", "--output-padding", "1", "--input-size", "5"],
+            {"transposed": True, "stride": 2, "output_padding": 1},
+            5,
+        ),
+    ],
+)
+def test_options_are_the_layer(run, ones, words, arguments, size):
+    layer = Convolution(torch.ones(1, 1, 3, 3, dtype=torch.float64), **arguments)
+    result = bound(run, ones, *words, "--iterations", 4)
+    assert result["bound"] == gramcert.norm2(layer, size, 4).item()
+    assert result["kind"] == "upper bound in exact arithmetic (rounding not included)"
+    assert result["iterations"] == 4
+    assert result["geometry"]["padding"] == [list(pair) for pair in layer.padding]
+    assert result["geometry"]["stride"] == list(layer.stride)
+    assert result["geometry"]["transposed"] == layer.transposed
+
+
+def test_groups(run, tmp_path):
+    np.save(tmp_path / "groups.npy", np.full((8, 1, 3, 3), 0.5 / 9))
+    words = ("--groups", 8, "--padding", 1, "--input-size", 8)
+    assert 0.46060 <= bound(run, tmp_path / "groups.npy", *words)["bound"] <= 0.5 * (1 + 8 * EPS)
+
+
+def test_zero_kernel_has_norm_zero(run, tmp_path):
+    np.save(tmp_path / "zero.npy", np.zeros((2, 2, 3)))
+    assert bound(run, tmp_path / "zero.npy")["bound"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stride", "x"], "--stride 'x': expected an integer or integers like 32,16"),
+        (["--stride", "1,2,3"], "the kernel needs 2 sizes, got 3"),
+        (["--padding", "1:x"], "--padding '1:x': expected"),
+        (["--padding", "1:2:3,0"], "--padding '1:2:3,0': expected"),
+        (["--padding", "same", "--stride", "2"], "padding='same'): expected stride 1"),
+        (["--padding-mode", "mirror"], "expected one of zeros, circular, reflect, replicate"),
+        (["--input-size", "2"], "the output would be empty"),
+        (["--input-size", "9" * 30], "expected integers up to"),
+        (["--iterations", "-1"], "norm2(iterations=-1): expected at least 0"),
+        (["--groups", "2"], "groups=2): expected a divisor"),
+        (["--output-padding", "1"], "for transposed convolutions only"),
+        (["--key", "weight"], "it holds one tensor without a name"),
+    ],
+)
+def test_bad_options(refused, ones, words, message):
+    assert message in refused("norm", ones, *words)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite(refused, tmp_path, value):
+    np.save(tmp_path / "bad.npy", np.full((1, 1, 3), value))
+    assert "expected finite values, got 3 NaN or infinite of 3" in refused("norm", tmp_path / "bad.npy")
+
+
+def test_overflow(refused, run, tmp_path):
+    path = tmp_path / "large.npy"
+    np.save(path, np.full((1, 1, 3), 3e38, dtype=np.float32))
+    assert "the bound overflows float32" in refused("norm", path)
+    result = run("compare", path, "--input-size", 4, "--iterations", 1, "--json")
+    assert result.exit_code == 1  # an overflowed power iteration is no lower bound
+    assert json.loads(result.stdout)["truth"] > 3e38
+
+
+def test_lack_of_memory(refused, ones, monkeypatch):
+    def exhausted(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+
+    monkeypatch.setattr("gramcert.cli.norm.norm2", exhausted)
+    assert "not enough memory" in refused("norm", ones)
+
+
+def test_unknown_words_are_usage_errors(run):
+    assert run("norm").exit_code == 2
+    assert run("nonsense").exit_code == 2
+    assert run("norm", "x.npy", "--groups", "many").exit_code == 2
+
+
+def test_version_and_help(run):
+    assert run("--version").stdout.strip() == f"gramcert {gramcert.__version__}"
+    for words in ([], ["norm"], ["compare"]):
+        assert run(*words, "--help").exit_code == 0
