@@ -64,17 +64,18 @@ class _GridNorm(torch.autograd.Function):
         kernels: Tensor, grid: FrequencyGrid, iterations: int, power: float, call: str
     ) -> tuple[Tensor, Tensor]:
         require_finite(call, "kernel", kernels)
-        axes = len(grid.sizes)
-        taps, tables = taps_first(kernels, axes), _tables(grid, kernels)
-        values = torch.cat(
-            [gram_values(symbols(taps, grid.twiddles(chunk, tables)), iterations) for chunk in grid.chunks(taps[0])]
-        )
+        scale = kernels.abs().amax()
+        taps, tables = taps_first(kernels / positive(scale), len(grid.sizes)), _tables(grid, kernels)
+        # Filled in place: small results kept between large temporaries would fragment the memory without bound.
+        values = kernels.new_empty(len(grid), kernels.shape[0])
+        for chunk in grid.chunks(taps[0]):
+            values[chunk] = gram_values(symbols(taps, grid.twiddles(chunk, tables)), iterations)
         if power == math.inf:
             largest, index = values.flatten().max(0)
-            return largest, index
+            return scale * largest, index
         largest = positive(values.amax())
         weights = grid.multiplicity(kernels.device).to(values.dtype)[:, None]
-        return largest * (weights * (values / largest) ** power).sum() ** (1 / power), values
+        return scale * (largest * (weights * (values / largest) ** power).sum() ** (1 / power)), values
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -86,8 +87,10 @@ class _GridNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
         kernels, value, found = ctx.saved_tensors
+        scale = positive(kernels.detach().abs().amax())
         backward = _through_maximum if ctx.power == math.inf else _through_all
-        return grad * backward(kernels, value, found, ctx), None, None, None, None
+        # The value is homogeneous of degree 1, so the gradient is the same at the scaled kernels.
+        return grad * backward(kernels / scale, value / scale, found, ctx), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, ...], kernels: Tensor, *rest: Any) -> tuple[Any, tuple[int, ...]]:

@@ -115,9 +115,10 @@ def gram_values(matrix: Tensor, iterations: int) -> Tensor:
 def _bound(matrix: Tensor, iterations: int, norm: Norm) -> tuple[Tensor, list[Tensor]]:
     scaled, scale = unit_scale(wide(matrix))
     if iterations == 0:
-        return scale * frobenius(scaled), []
+        return scale * (_balance(matrix) * frobenius(scaled)), []
     iterates, logs = squarings(scaled @ scaled.mH, iterations, keep=norm in ROW_SUMS)
-    return scale * torch.exp(logs[-1] + 2.0**-iterations * torch.log(_reading(iterates[-1], norm))), iterates
+    value = torch.exp(logs[-1] + 2.0**-iterations * torch.log(_reading(iterates[-1], norm)))
+    return scale * (_balance(matrix) * value), iterates
 
 
 def squarings(gram: Tensor, steps: int, *, keep: bool) -> tuple[list[Tensor], list[Tensor]]:
@@ -162,7 +163,7 @@ def gram_gradient(
     else:
         direction = _commuting_direction(scaled, iterations, norm)
     inner = (_real_view(direction) * _real_view(scaled)).sum((-3, -2, -1))
-    gradient = scale_by(direction, (value / positive(scale)) / positive(inner))
+    gradient = scale_by(direction, value / positive(scale) / (_balance(matrix) * positive(inner)))
     return gradient if matrix.shape[-2] <= matrix.shape[-1] else gradient.mH
 
 
@@ -256,12 +257,16 @@ def wide(matrix: Tensor) -> Tensor:
 
 
 def unit_scale(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The matrix divided by a scale, and the scale: the largest absolute entry times (pq)^(1/4).
+    """The matrix divided by its largest absolute entry and by :func:`_balance`, and that entry.
 
     The eigenvalue λ1 of WW* is then between (pq)^(-1/2) and (pq)^(1/2), and its fourth power a moderate number.
     """
-    scale = matrix.detach().abs().amax((-2, -1)) * (matrix.shape[-2] * matrix.shape[-1]) ** 0.25
-    return matrix / positive(scale)[..., None, None], scale
+    scale = matrix.detach().abs().amax((-2, -1))
+    return matrix / positive(scale)[..., None, None] / _balance(matrix), scale
+
+
+def _balance(matrix: Tensor) -> float:
+    return math.sqrt(math.sqrt(matrix.shape[-2] * matrix.shape[-1]))
 
 
 def frobenius(matrix: Tensor) -> Tensor:

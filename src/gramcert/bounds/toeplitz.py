@@ -167,14 +167,13 @@ class _Chain:
         twiddles = self.grid.twiddles(indices, self.tables)
         return squarings(symbols(self.gram, twiddles), self.steps, keep=self.keep)
 
-    def weights(self, logs: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """exp(2^t(h - max h)), which restores the proportions of G_t between frequencies, and max h.
+    def weights(self, log: Tensor) -> Tensor:
+        """exp(2^t(h - max h)) for all frequencies, which restores the proportions of G_t between them.
 
         Weights far below rounding are 0: they would make subnormal numbers, which are slow to compute with.
         """
-        log = torch.cat(logs)
         weights = torch.exp(2.0**self.iterations * (log - log.amax()))
-        return weights.masked_fill(weights < torch.finfo(weights.dtype).eps ** 3, 0), log.amax()
+        return weights.masked_fill(weights < torch.finfo(weights.dtype).eps ** 3, 0)
 
 
 def _row_sums(chain: _Chain) -> tuple[Tensor, Tensor]:
@@ -183,9 +182,10 @@ def _row_sums(chain: _Chain) -> tuple[Tensor, Tensor]:
     K_(t+1)[j,i,x] = K_(t+1)[i,j,-x], so a block of rows needs only the columns from its first row on. A pass over the
     chain takes as many rows as fit into memory, in two blocks, to use that symmetry.
     """
-    order, log = chain.order, chain.kernel.new_zeros(())
+    order = chain.order
     if chain.iterations == 1:
-        return chain.gram.abs().sum((0, 2)), log
+        return chain.gram.abs().sum((0, 2)), chain.kernel.new_zeros(())
+    log = chain.kernel.new_empty(len(chain.grid))  # filled in place, for the reason given in _row_direction
     rows = max(1, KEPT_BYTES // (len(chain.grid) * order * chain.dtype.itemsize))
     sums, inverse = chain.kernel.new_zeros(order), InverseTransform(chain.grid, chain.kernel)
     panel = max(1, CHUNK_BYTES // (len(chain.grid) * chain.dtype.itemsize))
@@ -197,15 +197,14 @@ def _row_sums(chain: _Chain) -> tuple[Tensor, Tensor]:
             torch.empty(len(chain.grid), last - first, order - first, dtype=chain.dtype, device=sums.device)
             for first, last in blocks
         ]
-        logs: list[Tensor] = []
         done = 0
         for indices, (iterates, scales) in chain:
             gram, here = iterates[-1], slice(done, done + len(indices))
             for (first, last), spectrum in zip(blocks, spectra, strict=True):
                 torch.bmm(gram[:, first:last], gram[:, :, first:], out=spectrum[here])
-            logs.append(scales[-1])
+            log[indices] = scales[-1]
             done += len(indices)
-        weights, log = chain.weights(logs)
+        weights = chain.weights(log)
         for (first, last), spectrum in zip(blocks, spectra, strict=True):
             if chain.steps > 2:  # before that no iterate is normalised
                 torch.view_as_real(spectrum).mul_(weights[:, None, None, None])
@@ -213,7 +212,7 @@ def _row_sums(chain: _Chain) -> tuple[Tensor, Tensor]:
             pairs = torch.cat([inverse(part).abs_().sum(0) for part in panels]).reshape(spectrum.shape[1:])
             sums[first:last] += pairs.sum(1)
             sums[last:] += pairs[:, last - first :].sum(0)
-    return sums, log
+    return sums, log.amax()
 
 
 def _row_direction(chain: _Chain, row: Tensor) -> Tensor:
@@ -225,25 +224,26 @@ def _row_direction(chain: _Chain, row: Tensor) -> Tensor:
     """
     squared = chain.iterations > 1
     unit = (torch.arange(chain.order, device=row.device) == row).to(chain.dtype)[:, None]
-    rows, logs, exponents = [], [], []
+    rows, log, exponent = unit[:0].expand(0, chain.order), chain.kernel.new_zeros(0), chain.kernel.new_zeros(0)
     for _, (iterates, scales) in chain:
         selected = unit.mT @ iterates[-1]
-        rows.append((selected @ iterates[-1] if squared else selected)[:, 0])
-        logs.append(scales[-1])
-        exponents.append(torch.stack([2.0**step * scale for step, scale in enumerate(scales, 1)]).sum(0))
+        selected = (selected @ iterates[-1] if squared else selected)[:, 0]
+        # One growing tensor, not many: small results kept between large temporaries would fragment the memory.
+        rows, log = torch.cat([rows, selected]), torch.cat([log, scales[-1]])
+        summed = torch.stack([2.0**step * scale for step, scale in enumerate(scales, 1)]).sum(0)
+        exponent = torch.cat([exponent, summed])
     inverse = InverseTransform(chain.grid, chain.kernel)
-    row_filter = inverse(torch.cat(rows) * chain.weights(logs)[0][:, None])
+    row_filter = inverse(rows * chain.weights(log)[:, None])
     signs = torch.sgn(row_filter.detach()).reshape(*chain.grid.sizes, chain.order)
     spectrum = torch.fft.rfftn(signs, dim=tuple(range(signs.dim() - 1))).reshape(-1, chain.order)
-    exponent = torch.cat(exponents)
     weights = chain.grid.multiplicity(row.device).to(exponent.dtype) * torch.exp(exponent - exponent.amax())
     direction, tables = torch.zeros_like(chain.kernel), chain.grid.tables(chain.places, chain.kernel)
     for indices, (iterates, _) in chain:
         twiddles = chain.grid.twiddles(indices, tables)
         right = (spectrum[indices].conj() * weights[indices, None])[..., None]
         left = unit.expand_as(right)
-        blocks, log = pull_back(iterates if squared else [], left, right, symbols(chain.taps, twiddles))
-        if log is not None:
-            blocks = scale_by(blocks, torch.exp(log))
+        blocks, missing = pull_back(iterates if squared else [], left, right, symbols(chain.taps, twiddles))
+        if missing is not None:
+            blocks = scale_by(blocks, torch.exp(missing))
         direction = direction + symbols_adjoint(blocks, twiddles, direction.shape)
     return direction

@@ -1,0 +1,26 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def printed_by(name):
+    script = EXAMPLES / name
+    # One thread: the work is small, and other tests may be using the cores.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_example_has_a_test():
+    assert [path.name for path in EXAMPLES.glob("*.py")] == ["regularise.py"]
+
+
+def test_regularise():
+    """The network learns, and stays within its constant."""
+    accuracy, _, constant = printed_by("regularise.py")
+    assert float(accuracy.split()[-1]) > 0.9
+    assert float(constant.split()[-1]) < 1.1
