@@ -1,6 +1,8 @@
 """Checks of what a caller passed: one clear sentence naming the call, what was expected and what came."""
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +15,7 @@ COMPLEX_TYPES = (torch.complex64, torch.complex128)
 
 def checked_iterations(call: str, iterations: int, *, at_least: int = 0, reason: str = "") -> int:
     """The number of Gram products, an integer not below ``at_least``."""
-    if isinstance(iterations, bool) or not isinstance(iterations, int):
-        raise TypeError(f"{call}(iterations): expected an int, got {type(iterations).__name__}")
+    iterations = _integer(iterations, f"{call}(iterations): expected an int, got {type(iterations).__name__}")
     if iterations < at_least:
         raise ValueError(f"{call}(iterations={iterations}): expected at least {at_least}{reason}, got {iterations}")
     return iterations
@@ -26,6 +27,7 @@ def checked_kernel(call: str, kernel: Tensor) -> Tensor:
         raise TypeError(f"{call}(kernel): expected a torch.Tensor, got {type(kernel).__name__}")
     if kernel.dtype not in REAL_TYPES:
         raise TypeError(f"{call}(kernel): expected a real float32 or float64 kernel, got {kernel.dtype}")
+    require_dense(call, "kernel", kernel)
     if not 3 <= kernel.dim() <= 5:
         raise ValueError(
             f"{call}(kernel): expected shape (channels out, channels in, size, ...) with 1 to 3 sizes, "
@@ -36,13 +38,20 @@ def checked_kernel(call: str, kernel: Tensor) -> Tensor:
     return kernel
 
 
+def require_dense(call: str, name: str, tensor: Tensor) -> None:
+    """Refuse tensors without values of their own."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        kind = "a meta tensor" if tensor.is_meta else f"layout {tensor.layout}"
+        raise TypeError(f"{call}({name}): expected a dense tensor with values, got {kind}")
+
+
 def require_finite(call: str, name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinity.
 
     A compiled graph cannot branch on values, so under ``torch.compile`` the check is left out and a NaN shows up
     as a NaN result instead.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not tensor.numel():
         return
     if not bool(torch.isfinite(tensor.abs().amax())):  # amax passes NaN on
         count = int((~torch.isfinite(tensor)).sum())
@@ -51,16 +60,23 @@ def require_finite(call: str, name: str, tensor: Tensor) -> None:
 
 def axis_sizes(call: str, name: str, sizes: Sizes, axes: int, *, at_least: int = 1, what: str = "") -> tuple[int, ...]:
     """One integer per axis; a lone int stands for the same size on every axis."""
-    if isinstance(sizes, int) and not isinstance(sizes, bool):
-        sizes = (sizes,) * axes
-    if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
-        raise TypeError(f"{call}({name}): expected an int or a sequence of ints, got {sizes!r}")
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{call}({name}): expected ints, got {size!r}")
-    result = tuple(sizes)
+    if isinstance(sizes, Sequence) and not isinstance(sizes, (str, bytes)):
+        result = tuple(_integer(size, f"{call}({name}): expected ints, got {size!r}") for size in sizes)
+    else:
+        size = _integer(sizes, f"{call}({name}): expected an int or a sequence of ints, got {sizes!r}")
+        result = (size,) * axes
     if len(result) != axes:
         raise ValueError(f"{call}({name}={result}): {what or 'the kernel'} needs {axes} sizes, got {len(result)}")
     if any(size < at_least for size in result):
         raise ValueError(f"{call}({name}={result}): expected sizes of at least {at_least}, got {min(result)}")
     return result
+
+
+def _integer(value: Any, message: str) -> int:
+    """Python's and NumPy's integers, but no bool."""
+    if isinstance(value, bool):
+        raise TypeError(message)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(message) from None

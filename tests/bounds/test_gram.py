@@ -139,6 +139,10 @@ def test_no_iterations_is_the_frobenius_norm():
     torch.testing.assert_close(gram_norm(matrix, 0), torch.linalg.matrix_norm(matrix))
 
 
+def test_empty_batch():
+    assert gram_norm(torch.zeros(0, 3, 4)).shape == (0,)
+
+
 def test_readings_are_ordered():
     matrix = random_matrix(10, 6, 9)
     assert (gram_norm(matrix, 2, norm="trace") <= gram_norm(matrix, 2)).all()

@@ -1,7 +1,9 @@
 import math
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.utils.prune
 from hypothesis import given
 from torch import nn
 from torch.autograd import gradcheck
@@ -144,6 +146,34 @@ def test_unknown_layers_are_refused_by_name(layer):
         norm2(layer)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing(dtype):
+    """A bound computed in half precision would lie below the truth."""
+    for layer, size in ((nn.Linear(64, 48), None), (nn.Conv2d(4, 5, 3, padding=1), 6)):
+        expected = norm2(layer, size, 12)
+        (gradient,) = torch.autograd.grad(expected, layer.weight)
+        with torch.autocast("cpu", dtype):
+            value = norm2(layer, size, 12)
+            assert torch.equal(torch.autograd.grad(value, layer.weight)[0], gradient)
+        assert torch.equal(value, expected)
+
+
+def test_hooks_are_refused():
+    """Old-style weight norm, pruning and output hooks change what the layer computes behind its weight."""
+    doubled = nn.Conv2d(1, 1, 1)
+    doubled.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(TypeError, match=r"Convolution.of\(Conv2d\): its hook <lambda> may change the weight"):
+        norm2(doubled, 4)
+    pruned = nn.utils.prune.l1_unstructured(nn.Linear(3, 3), "weight", amount=1)
+    with pytest.raises(TypeError, match=r"norm2\(Linear\): its hook L1Unstructured may change the weight"):
+        norm2(pruned)
+
+
+def test_numpy_integers_are_integers():
+    layer = nn.Conv2d(1, 1, 3)
+    assert torch.equal(norm2(layer, np.int64(8), np.int32(3)), norm2(layer, (8, 8), 3))
+
+
 def test_bad_input():
     layer = nn.Conv2d(1, 1, 3)
     with pytest.raises(ValueError, match=r"norm2\(input_size=\(32,\)\): Conv2d needs 2 sizes, got 1"):
@@ -152,6 +182,10 @@ def test_bad_input():
         norm2(layer, 2)
     with pytest.raises(ValueError, match=r"norm2\(iterations=-1\): expected at least 0"):
         norm2(layer, 8, -1)
+    with pytest.raises(ValueError, match=r"norm2\(LazyLinear\): the layer has no weights yet"):
+        norm2(nn.LazyLinear(3))
+    with pytest.raises(TypeError, match="expected a dense tensor with values, got a meta tensor"):
+        norm2(nn.Conv2d(1, 1, 3, device="meta"))
     with torch.no_grad():
         layer.weight[0, 0, 0, 0] = math.nan
     with pytest.raises(ValueError, match=r"norm2\(kernel\): expected finite values, got 1 NaN"):

@@ -159,6 +159,8 @@ def test_torch_func_and_compile(norm):
         ((torch.full((1, 1, 3), math.inf), 1), {}, ValueError, r"norm2_toep\(kernel\): expected finite values, got 3"),
         ((torch.full((1, 1, 3), math.nan), 1), {"norm": "fro"}, ValueError, r"norm2_toep\(kernel\): expected finite"),
         ((torch.ones(2, 2, 3, dtype=torch.int32),), {}, TypeError, "got torch.int32"),
+        ((torch.ones(2, 2, 3, 3), 20), {}, ValueError, "one row of the iterate has 2097153×2097153 taps per channel"),
+        ((torch.ones(2, 2, 1), 61), {"norm": "fro"}, ValueError, r"norm2_toep\(iterations=61\): expected at most 60"),
     ],
 )
 def test_bad_input(arguments, options, error, message):

@@ -173,6 +173,7 @@ KERNEL = torch.ones(4, 2, 3, 3)
             ValueError,
             "a transposed convolution has zero padding only",
         ),
+        ({"groups": [2]}, TypeError, r"Convolution\(groups\): expected an int, got \[2\]"),
         ({"groups": 3}, ValueError, "expected a divisor of the kernel's 4 channels"),
         ({"output_padding": 1}, ValueError, "for transposed convolutions only"),
         ({"output_padding": 2, "transposed": True}, ValueError, "expected less than stride or dilation"),
@@ -188,6 +189,8 @@ def test_bad_inputs():
     layer = Convolution(torch.ones(1, 2, 3), padding=2, padding_mode="reflect")
     with pytest.raises(ValueError, match=r"apply\(x\): expected shape \(\[batch,\] 2, 1 sizes\), got \(1, 5\)"):
         layer.apply(torch.ones(1, 5))
+    with pytest.raises(TypeError, match=r"apply\(x\): expected the kernel's torch.float32, got torch.float64"):
+        layer.apply(torch.ones(2, 5, dtype=torch.float64))
     with pytest.raises(TypeError, match=r"apply\(x\): expected a torch.Tensor, got int"):
         layer.apply(3)
     with pytest.raises(ValueError, match=r"reflect padding \(2, 2\) needs more than 2 places, got 2"):

@@ -133,6 +133,8 @@ def _row(method: Method, truth: float, tolerance: float, repeats: int) -> Row:
         value, seconds = _timed(method.run, repeats)
     except ValueError as reason:  # its hypothesis fails here; the arguments themselves have been checked
         return Row(method.name, method.source, None, None, None, method.kind, None, f"left out: {reason}")
+    if not math.isfinite(value):
+        return Row(method.name, method.source, None, None, None, method.kind, None, "left out: the value overflows")
     error = (value - truth) / truth if truth else 0.0 if value == 0 else math.inf
     respected = _respected(method.kind, error, tolerance)
     return Row(method.name, method.source, value, error, seconds, method.kind, respected, method.note)

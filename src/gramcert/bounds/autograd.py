@@ -6,9 +6,15 @@ import torch
 from torch import Tensor
 
 
-def run(function: type[torch.autograd.Function], *arguments: Any) -> tuple[Tensor, ...]:
-    """Apply an autograd function that returns a tuple of tensors."""
-    outputs: tuple[Tensor, ...] = function.apply(*arguments)
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """Autocast off: a bound computed in bfloat16 is none."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def run(function: type[torch.autograd.Function], tensor: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Apply an autograd function of one tensor that returns a tuple of tensors."""
+    with full_precision(tensor):
+        outputs: tuple[Tensor, ...] = function.apply(tensor, *arguments)
     return outputs
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations, checked_kernel, require_finite
-from gramcert.bounds.autograd import run, run_on_each
+from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.gram import gram_gradient, gram_norm, gram_values, positive, scale_by
 from gramcert.geometry.symbol import FrequencyGrid, symbols, symbols_adjoint, taps_first
 
@@ -37,7 +37,7 @@ def norm2_circ(kernel: Tensor, input_size: Sizes, iterations: int = 6) -> Tensor
     """
     checked_kernel("norm2_circ", kernel)
     sizes = axis_sizes("norm2_circ", "input_size", input_size, kernel.dim() - 2)
-    checked_iterations("norm2_circ", iterations)
+    iterations = checked_iterations("norm2_circ", iterations)
     return grid_norm(kernel[None], FrequencyGrid(sizes, (0.0,) * len(sizes)), iterations, call="norm2_circ")
 
 
@@ -68,7 +68,7 @@ class _GridNorm(torch.autograd.Function):
         taps, tables = taps_first(kernels / positive(scale), len(grid.sizes)), _tables(grid, kernels)
         # Filled in place: small results kept between large temporaries would fragment the memory without bound.
         values = kernels.new_empty(len(grid), kernels.shape[0])
-        for chunk in grid.chunks(taps[0]):
+        for chunk in grid.chunks(taps):
             values[chunk] = gram_values(symbols(taps, grid.twiddles(chunk, tables)), iterations)
         if power == math.inf:
             largest, index = values.flatten().max(0)
@@ -89,8 +89,9 @@ class _GridNorm(torch.autograd.Function):
         kernels, value, found = ctx.saved_tensors
         scale = positive(kernels.detach().abs().amax())
         backward = _through_maximum if ctx.power == math.inf else _through_all
-        # The value is homogeneous of degree 1, so the gradient is the same at the scaled kernels.
-        return grad * backward(kernels / scale, value / scale, found, ctx), None, None, None, None
+        with full_precision(kernels):
+            # The value is homogeneous of degree 1, so the gradient is the same at the scaled kernels.
+            return grad * backward(kernels / scale, value / scale, found, ctx), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, ...], kernels: Tensor, *rest: Any) -> tuple[Any, tuple[int, ...]]:
@@ -113,7 +114,7 @@ def _through_all(kernels: Tensor, value: Tensor, values: Tensor, ctx: Any) -> Te
     taps, tables = taps_first(kernels, len(ctx.grid.sizes)), _tables(ctx.grid, kernels)
     weights = ctx.grid.multiplicity(kernels.device).to(values.dtype)[:, None]
     gradient = torch.zeros_like(kernels)
-    for chunk in ctx.grid.chunks(taps[0]):
+    for chunk in ctx.grid.chunks(taps):
         twiddles = ctx.grid.twiddles(chunk, tables)
         blocks = symbols(taps, twiddles)
         # A second derivative must see how the bounds depend on the kernel.

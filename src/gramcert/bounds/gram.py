@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, checked_iterations, require_finite
-from gramcert.bounds.autograd import run
+from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, checked_iterations, require_dense, require_finite
+from gramcert.bounds.autograd import full_precision, run
 
 Norm = Literal["fro", "inf", "one", "trace"]
 ROW_SUMS = ("inf", "one")
@@ -57,13 +57,14 @@ def gram_norm(matrix: Tensor, iterations: int = 6, *, norm: Norm = "fro") -> Ten
         raise TypeError(f"gram_norm(matrix): expected a torch.Tensor, got {type(matrix).__name__}")
     if matrix.dtype not in REAL_TYPES + COMPLEX_TYPES:
         raise TypeError(f"gram_norm(matrix): expected float32, float64, complex64 or complex128, got {matrix.dtype}")
+    require_dense("gram_norm", "matrix", matrix)
     if matrix.dim() < 2 or 0 in matrix.shape[-2:]:
         raise ValueError(
             f"gram_norm(matrix): expected shape (..., p, q) with p, q >= 1, got shape {tuple(matrix.shape)}"
         )
     if norm not in get_args(Norm):
         raise ValueError(f"gram_norm(norm={norm!r}): expected one of {', '.join(get_args(Norm))}")
-    checked_iterations("gram_norm", iterations)
+    iterations = checked_iterations("gram_norm", iterations)
     if norm != "fro":
         reason = f" for norm={norm!r}, which bounds the spectral norm only after a Gram product"
         checked_iterations("gram_norm", iterations, at_least=1, reason=reason)
@@ -96,8 +97,9 @@ class _GramNorm(torch.autograd.Function):
         matrix, value, *iterates = ctx.saved_tensors
         # A second derivative must see how the iterates depend on the matrix: then they are computed again.
         chain = None if torch.is_grad_enabled() else iterates
-        gradient = gram_gradient(matrix, value, ctx.iterations, ctx.norm, chain)
-        return scale_by(gradient, grad), None, None
+        with full_precision(matrix):
+            gradient = gram_gradient(matrix, value, ctx.iterations, ctx.norm, chain)
+            return scale_by(gradient, grad), None, None
 
     @staticmethod
     def vmap(

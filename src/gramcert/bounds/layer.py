@@ -7,7 +7,7 @@ from gramcert.arguments import Sizes, axis_sizes, checked_iterations
 from gramcert.bounds.circular import grid_norm
 from gramcert.bounds.gram import gram_norm
 from gramcert.bounds.transfer import sampling_factor
-from gramcert.geometry.convolution import LAYERS, Convolution
+from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
 from gramcert.geometry.reduction import every_size_factor, one_size_bound, reduced_kernels
 from gramcert.geometry.symbol import FrequencyGrid
 
@@ -41,11 +41,11 @@ def norm2(layer: nn.Module | Convolution, input_size: Sizes | None = None, itera
     ``16(k-1)`` frequencies with its :func:`sampling_factor`. Where padding repeats pixels (reflect, replicate, strided
     circular) the norm of the padding map is a factor.
     """
-    checked_iterations("norm2", iterations)
-    if isinstance(layer, nn.Linear) and getattr(layer.forward, "__func__", None) is nn.Linear.forward:
+    iterations = checked_iterations("norm2", iterations)
+    if isinstance(layer, nn.Linear):
         if input_size is not None:
             raise ValueError(f"norm2(input_size={input_size}): Linear has no spatial size, expected None")
-        return gram_norm(layer.weight, iterations)
+        return gram_norm(effective_weight("norm2", layer, nn.Linear), iterations)
     if not isinstance(layer, (Convolution, *LAYERS)):
         raise TypeError(
             f"norm2(layer): cannot bound {type(layer).__name__}; expected Linear, a Conv or ConvTranspose layer or a "

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gramcert.arguments import checked_iterations, checked_kernel, require_finite
-from gramcert.bounds.autograd import run, run_on_each
+from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.circular import grid_norm
 from gramcert.bounds.gram import positive, pull_back, scale_by, squarings
 from gramcert.geometry.symbol import (
@@ -38,6 +38,10 @@ ToeplitzNorm = Literal["inf", "fro"]
 
 # Iterates and spectra held for a second use; past it they are computed again.
 KEPT_BYTES = 3 * 2**27
+
+# More than these are refused: iterations, and bytes of one row of the last iterate.
+MOST_ITERATIONS = 60
+ROW_BYTES = 2**30
 
 
 def norm2_toep(kernel: Tensor, iterations: int = 6, *, norm: ToeplitzNorm = "inf") -> Tensor:
@@ -65,9 +69,19 @@ def norm2_toep(kernel: Tensor, iterations: int = 6, *, norm: ToeplitzNorm = "inf
     checked_kernel("norm2_toep", kernel)
     if norm not in get_args(ToeplitzNorm):
         raise ValueError(f"norm2_toep(norm={norm!r}): expected one of {', '.join(get_args(ToeplitzNorm))}")
-    checked_iterations("norm2_toep", iterations)
+    iterations = checked_iterations("norm2_toep", iterations)
+    if iterations > MOST_ITERATIONS:
+        raise ValueError(
+            f"norm2_toep(iterations={iterations}): expected at most {MOST_ITERATIONS}, the grid doubles at each"
+        )
     sizes = tuple(2**iterations * (size - 1) + 1 for size in kernel.shape[2:])
     grid = FrequencyGrid(sizes, (0.0,) * len(sizes))
+    needed = len(grid) * min(kernel.shape[:2]) * COMPLEX[kernel.dtype].itemsize
+    if needed > ROW_BYTES:
+        raise ValueError(
+            f"norm2_toep(iterations={iterations}): one row of the iterate has {'×'.join(map(str, sizes))} taps per "
+            f"channel and takes {needed / 2**30:.3g} GiB, more than {ROW_BYTES / 2**30:.0f}; use fewer iterations"
+        )
     if norm == "fro":
         return grid_norm(kernel[None], grid, iterations, power=2.0 ** (iterations + 1), call="norm2_toep")
     reason = " for norm='inf', which bounds the spectral norm only after a Gram product"
@@ -106,11 +120,12 @@ class _ToeplitzRowSum(torch.autograd.Function):
         scale = positive(kernel.detach().abs().amax())
         scaled, bound = kernel / scale, value / scale
         # A second derivative must see how the iterates depend on the kernel: then they are computed again.
-        chain = _Chain(scaled, ctx.grid, ctx.iterations, stored=[] if torch.is_grad_enabled() else stored)
-        direction = _row_direction(chain, row)
-        # Homogeneous of degree 1: the gradient is the multiple of the direction whose product with K is the value.
-        inner = (direction * scaled).sum()
-        return grad * bound / positive(inner) * direction, None, None, None
+        with full_precision(kernel):
+            chain = _Chain(scaled, ctx.grid, ctx.iterations, stored=[] if torch.is_grad_enabled() else stored)
+            direction = _row_direction(chain, row)
+            # Homogeneous of degree 1: the gradient is the multiple of the direction whose product with K is the value.
+            inner = (direction * scaled).sum()
+            return grad * bound / positive(inner) * direction, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, ...], kernels: Tensor, *rest: Any) -> tuple[Any, tuple[int, ...]]:
@@ -137,7 +152,7 @@ class _Chain:
         self.order, size = kernel.shape[0], kernel.shape[2:]
         self.steps = max(1, iterations - 1)
         self.taps, self.dtype = taps_first(kernel, len(size)), COMPLEX[kernel.dtype]
-        self.chunks = grid.chunks(self.taps[0])
+        self.chunks = grid.chunks(self.taps)
         self.places = [range(k) for k in size]
         # The transform leaves lag x at place x mod 2k-1.
         self.tables = grid.tables([[*range(k), *range(1 - k, 0)] for k in size], kernel)

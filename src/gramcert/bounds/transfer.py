@@ -37,8 +37,10 @@ def sampling_factor(kernel_size: Sizes, grid_size: Sizes) -> float:
         1.0
     """
     axes = len(kernel_size) if isinstance(kernel_size, Sequence) else 1
+    if not axes:
+        raise ValueError("sampling_factor(kernel_size=()): expected at least one axis")
     taps = axis_sizes("sampling_factor", "kernel_size", kernel_size, axes)
-    if isinstance(grid_size, int) and axes > 1:
+    if not isinstance(grid_size, Sequence) and axes > 1:
         raise ValueError(f"sampling_factor(grid_size={grid_size}): an int is one axis, kernel_size={taps} has {axes}")
     frequencies = axis_sizes("sampling_factor", "grid_size", grid_size, axes)
     factor = 1.0
@@ -48,7 +50,7 @@ def sampling_factor(kernel_size: Sizes, grid_size: Sizes) -> float:
                 f"sampling_factor(kernel_size={taps}, grid_size={frequencies}): expected at least {k} frequencies for "
                 f"{k} taps, got {n}"
             )
-        factor *= min(1 / math.cos(math.pi * (k - 1) / (2 * n)), (1 - (k - 1) / n) ** -0.5)
+        factor *= min(1 / math.cos(math.pi * (k - 1) / (2 * n)), ((n - k + 1) / n) ** -0.5)
     return factor
 
 
@@ -71,7 +73,7 @@ def norm2_sampled(kernel: Tensor, grid_size: Sizes, iterations: int = 6) -> Tens
         9.087
     """
     checked_kernel("norm2_sampled", kernel)
-    checked_iterations("norm2_sampled", iterations)
+    iterations = checked_iterations("norm2_sampled", iterations)
     taps = tuple(kernel.shape[2:])
     sizes = axis_sizes("norm2_sampled", "grid_size", grid_size, len(taps))
     if any(n < k for n, k in zip(sizes, taps, strict=True)):
@@ -87,12 +89,11 @@ def theorem_5_as_printed(kernel: Tensor, grid_size: Sizes, iterations: int) -> T
     """
     half = max(kernel.shape[2:]) // 2
     sizes, step = _theorem_5_arguments("theorem_5_as_printed", kernel, grid_size, iterations)
-    alpha = 2**step * half / min(sizes)
-    if alpha >= 1:
+    if 2**step * half >= min(sizes):
         raise ValueError(
             f"theorem_5_as_printed(grid_size={sizes}): the theorem needs at least {2**step * half + 1} frequencies"
         )
-    factor: float = (1 - alpha) ** -(2.0**-step)
+    factor: float = (1 - 2**step * half / min(sizes)) ** -(2.0**-step)
     return factor * grid_norm(kernel[None], _grid(sizes), iterations)
 
 

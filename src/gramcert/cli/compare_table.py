@@ -47,7 +47,10 @@ def comparison_table(comparison: Comparison, width: int) -> Table:
 
 def comparison_notes(comparison: Comparison) -> Group:
     """What the marks mean, and why methods were left out."""
-    lines = [Text(), Text("✓ keeps what its kind promises, up to rounding · ! promises nothing · ✗ misses", "dim")]
+    lines = [
+        Text(),
+        Text("✓ keeps what its kind promises, up to rounding · ! promises nothing · ✗ on the wrong side", "dim"),
+    ]
     lines += [Text(f"{row.name} {row.note}", "dim") for row in comparison.rows if row.value is None]
     return Group(*lines)
 

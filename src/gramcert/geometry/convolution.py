@@ -74,6 +74,8 @@ class Convolution:
             raise ValueError(
                 f"Convolution(padding_mode={self.padding_mode!r}): expected one of {', '.join(get_args(PaddingMode))}"
             )
+        if isinstance(self.groups, Sequence):
+            raise TypeError(f"Convolution(groups): expected an int, got {self.groups!r}")
         groups = axis_sizes("Convolution", "groups", self.groups, 1)[0]
         if self.kernel.shape[0] % groups:
             raise ValueError(
@@ -86,6 +88,7 @@ class Convolution:
                 f"Convolution(padding_mode={self.padding_mode!r}): a transposed convolution has zero padding only"
             )
         normal: dict[str, Any] = {
+            "groups": groups,
             "stride": axis_sizes("Convolution", "stride", self.stride, self.axes),
             "dilation": axis_sizes("Convolution", "dilation", self.dilation, self.axes),
             "output_padding": axis_sizes("Convolution", "output_padding", self.output_padding, self.axes, at_least=0),
@@ -134,15 +137,11 @@ class Convolution:
         if base is None:
             raise TypeError(f"Convolution.of({name}): expected a torch.nn.Conv or ConvTranspose layer, 1-D to 3-D")
         assert isinstance(layer, nn.Module)
-        if isinstance(layer.weight, nn.parameter.UninitializedParameter):
-            raise ValueError(f"Convolution.of({name}): the layer has no weights yet; run it once on an input first")
-        overridden = getattr(layer.forward, "__func__", None) is not base.forward
-        if overridden or getattr(type(layer), "_conv_forward", None) is not getattr(base, "_conv_forward", None):
-            raise TypeError(
-                f"Convolution.of({name}): it overrides {base.__name__}.forward, so what it computes is unknown"
-            )
+        weight = effective_weight("Convolution.of", layer, base)
+        if getattr(type(layer), "_conv_forward", None) is not getattr(base, "_conv_forward", None):
+            raise TypeError(f"Convolution.of({name}): it overrides {base.__name__}._conv_forward, so it is unknown")
         return cls(
-            layer.weight,  # type: ignore[arg-type]
+            weight,
             layer.stride,  # type: ignore[arg-type]
             layer.padding,  # type: ignore[arg-type]
             layer.padding_mode,  # type: ignore[arg-type]
@@ -236,7 +235,8 @@ class Convolution:
                 f"{needed / 2**30:.1f} GiB, more than {DENSE_BYTES / 2**30:.0f}"
             )
         basis = torch.eye(columns, dtype=self.kernel.dtype, device=self.kernel.device)
-        return self.apply(basis.reshape(columns, self.in_channels, *sizes)).reshape(columns, rows).T
+        with torch.autocast(basis.device.type, enabled=False):
+            return self.apply(basis.reshape(columns, self.in_channels, *sizes)).reshape(columns, rows).T
 
     def _span(self, axis: int) -> int:
         return self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
@@ -265,6 +265,8 @@ class Convolution:
                 f"Convolution.{call}({name}): expected shape ([batch,] {channels}, {self.axes} sizes), "
                 f"got {tuple(x.shape)}"
             )
+        if x.dtype != self.kernel.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"Convolution.{call}({name}): expected the kernel's {self.kernel.dtype}, got {x.dtype}")
         return x if x.dim() == self.axes + 2 else x[None]
 
     def _input_size(self, output_size: tuple[int, ...], input_size: Sizes | None) -> tuple[int, ...]:
@@ -288,6 +290,26 @@ class Convolution:
         if any(size < 1 for size in sizes) or self.output_size(sizes) != output_size:
             raise ValueError(f"Convolution.adjoint(y): no input of size {sizes} gives an output of size {output_size}")
         return sizes
+
+
+def effective_weight(call: str, layer: nn.Module, base: type[nn.Module]) -> Tensor:
+    """The weight that a layer uses, if it computes what its class ``base`` does with it and nothing else."""
+    name = type(layer).__name__
+    same_call = type(layer).__call__ is nn.Module.__call__
+    if getattr(layer.forward, "__func__", None) is not base.forward or not same_call:
+        raise TypeError(f"{call}({name}): it overrides {base.__name__}.forward, so what it computes is unknown")
+    if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
+        raise ValueError(f"{call}({name}): the layer has no weights yet; run it once on an input first")
+    hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values()]
+    if hooks:
+        hook = getattr(hooks[0], "__name__", type(hooks[0]).__name__)
+        raise TypeError(
+            f"{call}({name}): its hook {hook} may change the weight or the output; remove hooks, or use "
+            f"torch.nn.utils.parametrizations, whose effective weight is known"
+        )
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:

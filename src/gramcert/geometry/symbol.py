@@ -45,10 +45,10 @@ class FrequencyGrid:
     def __len__(self) -> int:
         return math.prod(self.shape)
 
-    def chunks(self, block: Tensor) -> tuple[Tensor, ...]:
-        """Consecutive indices of the half grid in pieces whose symbols, shaped like ``block``, fit ``CHUNK_BYTES``."""
-        step = max(1, CHUNK_BYTES // (block.numel() * block.element_size()))
-        return torch.split(torch.arange(len(self), device=block.device), step)
+    def chunks(self, taps: Tensor) -> tuple[Tensor, ...]:
+        """Consecutive indices of the half grid in pieces whose symbols and twiddles fit ``CHUNK_BYTES``."""
+        each = max(taps[0].numel(), taps.shape[0]) * taps.element_size()
+        return torch.split(torch.arange(len(self), device=taps.device), max(1, CHUNK_BYTES // each))
 
     def multiplicity(self, device: torch.device) -> Tensor:
         """How many frequencies of the whole grid each one of the half grid stands for, 1 or 2, in float64."""
