@@ -53,7 +53,7 @@ def compare(
         stored = _kernel(file, key, random, seed)
         layer = Convolution(
             stored.kernel,
-            padding="same",  # type: ignore[arg-type]
+            padding="same",
             padding_mode=padding_mode,  # type: ignore[arg-type]
         )
         per_axis = axis_sizes("compare", "--input-size", sizes, layer.axes)

@@ -43,13 +43,13 @@ def norm(
         stored = read_kernel(file, key)
         layer = Convolution(
             stored.kernel,
-            strides,  # type: ignore[arg-type]
-            sides,  # type: ignore[arg-type]
+            strides,
+            sides,
             padding_mode,  # type: ignore[arg-type]
-            dilations,  # type: ignore[arg-type]
+            dilations,
             groups,
             transposed,
-            extra,  # type: ignore[arg-type]
+            extra,
         )
         bound = norm2(layer, sizes, iterations).item()
         if not math.isfinite(bound):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 import torch
@@ -32,7 +32,7 @@ LAYERS: tuple[type[Any], ...] = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Convolution:
     r"""The linear part of a convolution layer, in torch's own layout and conventions.
 
@@ -60,50 +60,69 @@ class Convolution:
     """
 
     kernel: Tensor
-    stride: tuple[int, ...] = 1  # type: ignore[assignment]
-    padding: Pairs = 0  # type: ignore[assignment]
-    padding_mode: PaddingMode = "zeros"
-    dilation: tuple[int, ...] = 1  # type: ignore[assignment]
-    groups: int = 1
-    transposed: bool = False
-    output_padding: tuple[int, ...] = 0  # type: ignore[assignment]
+    stride: tuple[int, ...]
+    padding: Pairs
+    padding_mode: PaddingMode
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    output_padding: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        checked_kernel("Convolution", self.kernel)
-        if self.padding_mode not in get_args(PaddingMode):
+    def __init__(
+        self,
+        kernel: Tensor,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        padding_mode: PaddingMode = "zeros",
+        dilation: Sizes = 1,
+        groups: int = 1,
+        transposed: bool = False,
+        output_padding: Sizes = 0,
+    ) -> None:
+        checked_kernel("Convolution", kernel)
+        if padding_mode not in get_args(PaddingMode):
             raise ValueError(
-                f"Convolution(padding_mode={self.padding_mode!r}): expected one of {', '.join(get_args(PaddingMode))}"
+                f"Convolution(padding_mode={padding_mode!r}): expected one of {', '.join(get_args(PaddingMode))}"
             )
-        if isinstance(self.groups, Sequence):
-            raise TypeError(f"Convolution(groups): expected an int, got {self.groups!r}")
-        groups = axis_sizes("Convolution", "groups", self.groups, 1)[0]
-        if self.kernel.shape[0] % groups:
+        if isinstance(groups, Sequence):
+            raise TypeError(f"Convolution(groups): expected an int, got {groups!r}")
+        groups = axis_sizes("Convolution", "groups", groups, 1)[0]
+        if kernel.shape[0] % groups:
             raise ValueError(
-                f"Convolution(groups={groups}): expected a divisor of the kernel's {self.kernel.shape[0]} channels"
+                f"Convolution(groups={groups}): expected a divisor of the kernel's {kernel.shape[0]} channels"
             )
-        if not isinstance(self.transposed, bool):
-            raise TypeError(f"Convolution(transposed): expected a bool, got {self.transposed!r}")
-        if self.transposed and self.padding_mode != "zeros":
+        if not isinstance(transposed, bool):
+            raise TypeError(f"Convolution(transposed): expected a bool, got {transposed!r}")
+        if transposed and padding_mode != "zeros":
             raise ValueError(
-                f"Convolution(padding_mode={self.padding_mode!r}): a transposed convolution has zero padding only"
+                f"Convolution(padding_mode={padding_mode!r}): a transposed convolution has zero padding only"
             )
+        axes = kernel.dim() - 2
         normal: dict[str, Any] = {
+            "kernel": kernel,
+            "stride": axis_sizes("Convolution", "stride", stride, axes),
+            "padding_mode": padding_mode,
+            "dilation": axis_sizes("Convolution", "dilation", dilation, axes),
             "groups": groups,
-            "stride": axis_sizes("Convolution", "stride", self.stride, self.axes),
-            "dilation": axis_sizes("Convolution", "dilation", self.dilation, self.axes),
-            "output_padding": axis_sizes("Convolution", "output_padding", self.output_padding, self.axes, at_least=0),
+            "transposed": transposed,
+            "output_padding": axis_sizes("Convolution", "output_padding", output_padding, axes, at_least=0),
         }
         for name, value in normal.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "padding", self._pairs(self.padding))
-        for extra, stride, dilation in zip(self.output_padding, self.stride, self.dilation, strict=True):
-            if extra and not self.transposed:
+        object.__setattr__(self, "padding", self._pairs(padding))
+        for extra, step, spread in zip(self.output_padding, self.stride, self.dilation, strict=True):
+            if extra and not transposed:
                 raise ValueError(f"Convolution(output_padding={self.output_padding}): for transposed convolutions only")
-            if extra >= max(stride, dilation) and extra:
+            if extra and extra >= max(step, spread):
                 raise ValueError(
                     f"Convolution(output_padding={self.output_padding}): expected less than stride or dilation, "
                     f"got stride {self.stride} and dilation {self.dilation}"
                 )
+
+    def __repr__(self) -> str:
+        kernel = f"{'×'.join(map(str, self.kernel.shape))} {str(self.kernel.dtype).removeprefix('torch.')}"
+        rest = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self)[1:]]
+        return f"Convolution(<{kernel}>, {', '.join(rest)})"
 
     def _pairs(self, padding: Padding) -> Pairs:
         spans = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
