@@ -1,4 +1,4 @@
-"""Certified spectral norms of neural-network layers, and 1-Lipschitz networks built on them, for PyTorch."""
+"""Upper bounds of the spectral norms of neural-network layers, for PyTorch."""
 
 from gramcert.bounds.circular import norm2_circ
 from gramcert.bounds.gram import gram_norm
