@@ -31,6 +31,16 @@ def test_upper_bound_for_any_geometry(drawn):
         assert at_size <= truth * order ** (2.0**-7) * (1 + 100 * EPS) + 1e-300
 
 
+@given(layers(torch.float32))
+def test_float32_is_within_rounding_of_a_bound(drawn):
+    layer, sizes = drawn
+    rounding = 100 * torch.finfo(torch.float32).eps
+    truth = dense_norm(layer, sizes).item()
+    for value in (norm2(layer, sizes), norm2(layer)):
+        assert value.dtype == torch.float32
+        assert truth <= value.item() * (1 + rounding) + 1e-30
+
+
 @given(layers())
 def test_bound_at_one_size_is_not_above_that_for_every_size(drawn):
     """Each grid frequency is one of the torus, and no padding map repeats more than at the worst size."""

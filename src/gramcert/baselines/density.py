@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from gramcert.arguments import Sizes, axis_sizes
-from gramcert.baselines.kernels import checked_finite_kernel, unit_scale
+from gramcert.baselines.kernels import checked_finite_kernel
+from gramcert.bounds.circular import unit_scale
 from gramcert.bounds.transfer import sampling_factor
 from gramcert.geometry.symbol import FrequencyGrid, symbols, taps_first
 
@@ -45,7 +46,7 @@ def sampled_density(kernel: Tensor, samples: Sizes | None = None) -> Tensor:
     sizes = axis_sizes("sampled_density", "samples", samples, len(taps))
     if any(m < k for m, k in zip(sizes, taps, strict=True)):
         raise ValueError(f"sampled_density(samples={sizes}): expected at least the kernel size {taps} on every axis")
-    rows, columns = _largest_sums(kernel, FrequencyGrid(sizes, (0.0,) * len(sizes)))
+    rows, columns = _largest_sums(kernel, FrequencyGrid.unshifted(sizes))
     return scale * torch.minimum(rows.sum(), columns.sum()).sqrt() * sampling_factor(taps, sizes)
 
 

@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from gramcert.arguments import checked_kernel, require_finite
-from gramcert.bounds.gram import positive
 
 
 def checked_finite_kernel(call: str, kernel: Tensor) -> Tensor:
@@ -11,9 +10,3 @@ def checked_finite_kernel(call: str, kernel: Tensor) -> Tensor:
     checked_kernel(call, kernel)
     require_finite(call, "kernel", kernel)
     return kernel.detach()
-
-
-def unit_scale(kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """The kernel divided by its largest absolute entry, and that entry: squares neither overflow nor vanish."""
-    scale = kernel.abs().amax()
-    return kernel / positive(scale), scale

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from gramcert.arguments import Sizes, axis_sizes
-from gramcert.baselines.kernels import checked_finite_kernel, unit_scale
+from gramcert.baselines.kernels import checked_finite_kernel
+from gramcert.bounds.circular import unit_scale
 from gramcert.geometry.symbol import FrequencyGrid, symbols, taps_first
 
 
@@ -32,7 +33,7 @@ def frequency_svd(kernel: Tensor, input_size: Sizes) -> Tensor:
     """
     kernel, scale = unit_scale(checked_finite_kernel("frequency_svd", kernel))
     sizes = axis_sizes("frequency_svd", "input_size", input_size, kernel.dim() - 2)
-    grid = FrequencyGrid(sizes, (0.0,) * len(sizes))
+    grid = FrequencyGrid.unshifted(sizes)
     taps = taps_first(kernel, len(sizes))
     tables = grid.tables([range(size) for size in kernel.shape[2:]], kernel)
     largest = [

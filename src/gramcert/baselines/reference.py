@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from gramcert.arguments import Sizes, axis_sizes
-from gramcert.baselines.kernels import checked_finite_kernel, unit_scale
+from gramcert.baselines.kernels import checked_finite_kernel
 from gramcert.baselines.per_frequency import frequency_svd
+from gramcert.bounds.circular import unit_scale
 from gramcert.geometry.convolution import Convolution
 
 # Up to this many rows and columns a dense SVD takes about a second.

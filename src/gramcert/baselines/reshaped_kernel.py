@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from gramcert.baselines.kernels import checked_finite_kernel, unit_scale
+from gramcert.baselines.kernels import checked_finite_kernel
+from gramcert.bounds.circular import unit_scale
 
 
 def reshaped_kernel_norm(kernel: Tensor) -> Tensor:

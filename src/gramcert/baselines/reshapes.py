@@ -6,7 +6,8 @@ import math
 import torch
 from torch import Tensor
 
-from gramcert.baselines.kernels import checked_finite_kernel, unit_scale
+from gramcert.baselines.kernels import checked_finite_kernel
+from gramcert.bounds.circular import unit_scale
 
 
 def four_reshapes(kernel: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from gramcert.arguments import axis_sizes, checked_iterations
-from gramcert.baselines.kernels import checked_finite_kernel, unit_scale
+from gramcert.baselines.kernels import checked_finite_kernel
+from gramcert.bounds.circular import unit_scale
 from gramcert.bounds.gram import positive
 
 

@@ -38,7 +38,7 @@ def norm2_circ(kernel: Tensor, input_size: Sizes, iterations: int = 6) -> Tensor
     checked_kernel("norm2_circ", kernel)
     sizes = axis_sizes("norm2_circ", "input_size", input_size, kernel.dim() - 2)
     iterations = checked_iterations("norm2_circ", iterations)
-    return grid_norm(kernel[None], FrequencyGrid(sizes, (0.0,) * len(sizes)), iterations, call="norm2_circ")
+    return grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations, call="norm2_circ")
 
 
 def grid_norm(
@@ -64,8 +64,8 @@ class _GridNorm(torch.autograd.Function):
         kernels: Tensor, grid: FrequencyGrid, iterations: int, power: float, call: str
     ) -> tuple[Tensor, Tensor]:
         require_finite(call, "kernel", kernels)
-        scale = kernels.abs().amax()
-        taps, tables = taps_first(kernels / positive(scale), len(grid.sizes)), _tables(grid, kernels)
+        scaled, scale = unit_scale(kernels)
+        taps, tables = taps_first(scaled, len(grid.sizes)), _tables(grid, kernels)
         # Filled in place: small results kept between large temporaries would fragment the memory without bound.
         values = kernels.new_empty(len(grid), kernels.shape[0])
         for chunk in grid.chunks(taps):
@@ -87,15 +87,21 @@ class _GridNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
         kernels, value, found = ctx.saved_tensors
-        scale = positive(kernels.detach().abs().amax())
         backward = _through_maximum if ctx.power == math.inf else _through_all
         with full_precision(kernels):
             # The value is homogeneous of degree 1, so the gradient is the same at the scaled kernels.
-            return grad * backward(kernels / scale, value / scale, found, ctx), None, None, None, None
+            scaled, scale = unit_scale(kernels)
+            return grad * backward(scaled, value / positive(scale), found, ctx), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, ...], kernels: Tensor, *rest: Any) -> tuple[Any, tuple[int, ...]]:
         return run_on_each(_GridNorm, in_dims[0], kernels, *rest)
+
+
+def unit_scale(kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel divided by its largest absolute entry, and that entry: squares neither overflow nor vanish."""
+    scale = kernel.detach().abs().amax()
+    return kernel / positive(scale), scale
 
 
 def _through_maximum(kernels: Tensor, value: Tensor, index: Tensor, ctx: Any) -> Tensor:

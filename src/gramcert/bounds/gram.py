@@ -115,7 +115,7 @@ def gram_values(matrix: Tensor, iterations: int) -> Tensor:
 
 
 def _bound(matrix: Tensor, iterations: int, norm: Norm) -> tuple[Tensor, list[Tensor]]:
-    scaled, scale = unit_scale(wide(matrix))
+    scaled, scale = balanced(wide(matrix))
     if iterations == 0:
         return scale * (_balance(matrix) * frobenius(scaled)), []
     iterates, logs = squarings(scaled @ scaled.mH, iterations, keep=norm in ROW_SUMS)
@@ -155,7 +155,7 @@ def gram_gradient(
 
     f is homogeneous of degree 1, so <∇f, W> = f and ∇f = f·Z/<Z, W>: every scale factor cancels.
     """
-    scaled, scale = unit_scale(wide(matrix))
+    scaled, scale = balanced(wide(matrix))
     if iterations == 0:
         direction = scaled
     elif norm in ROW_SUMS:
@@ -258,8 +258,8 @@ def wide(matrix: Tensor) -> Tensor:
     return (matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mH).resolve_conj()
 
 
-def unit_scale(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The matrix divided by its largest absolute entry and by :func:`_balance`, and that entry.
+def balanced(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The matrix divided by its largest absolute entry and by :func:`_balance`; and that entry.
 
     The eigenvalue λ1 of WW* is then between (pq)^(-1/2) and (pq)^(1/2), and its fourth power a moderate number.
     """

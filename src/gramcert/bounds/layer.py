@@ -57,7 +57,7 @@ def norm2(layer: nn.Module | Convolution, input_size: Sizes | None = None, itera
         taps = tuple(kernels.shape[3:])
         sizes = tuple(max(1, OVERSAMPLING * (k - 1)) for k in taps)
         factor = sampling_factor(taps, sizes) * every_size_factor(description)
-        return grid_norm(kernels, FrequencyGrid(sizes, (0.0,) * len(sizes)), iterations, call="norm2") * factor
+        return grid_norm(kernels, FrequencyGrid.unshifted(sizes), iterations, call="norm2") * factor
     sizes = axis_sizes("norm2", "input_size", input_size, description.axes, what=type(layer).__name__)
     bound = one_size_bound(description, sizes)
     values = [grid_norm(kernels, grid, iterations, call="norm2") for grid in bound.grids]

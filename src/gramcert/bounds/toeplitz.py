@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gramcert.arguments import checked_iterations, checked_kernel, require_finite
 from gramcert.bounds.autograd import full_precision, run, run_on_each
-from gramcert.bounds.circular import grid_norm
+from gramcert.bounds.circular import grid_norm, unit_scale
 from gramcert.bounds.gram import positive, pull_back, scale_by, squarings
 from gramcert.geometry.symbol import (
     CHUNK_BYTES,
@@ -75,7 +75,7 @@ def norm2_toep(kernel: Tensor, iterations: int = 6, *, norm: ToeplitzNorm = "inf
             f"norm2_toep(iterations={iterations}): expected at most {MOST_ITERATIONS}, the grid doubles at each"
         )
     sizes = tuple(2**iterations * (size - 1) + 1 for size in kernel.shape[2:])
-    grid = FrequencyGrid(sizes, (0.0,) * len(sizes))
+    grid = FrequencyGrid.unshifted(sizes)
     needed = len(grid) * min(kernel.shape[:2]) * COMPLEX[kernel.dtype].itemsize
     if needed > ROW_BYTES:
         raise ValueError(
@@ -99,8 +99,8 @@ class _ToeplitzRowSum(torch.autograd.Function):
     @staticmethod
     def forward(kernel: Tensor, grid: FrequencyGrid, iterations: int, keep: bool) -> tuple[Tensor, ...]:
         require_finite("norm2_toep", "kernel", kernel)
-        scale = kernel.abs().amax()
-        chain = _Chain(kernel / positive(scale), grid, iterations, keep=keep)
+        scaled, scale = unit_scale(kernel)
+        chain = _Chain(scaled, grid, iterations, keep=keep)
         sums, log = _row_sums(chain)
         largest, row = sums.max(0)
         value = scale * torch.sqrt(chain.bound) * torch.exp(log + 2.0**-iterations * torch.log(largest))
@@ -117,8 +117,8 @@ class _ToeplitzRowSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
         kernel, value, row, *stored = ctx.saved_tensors
-        scale = positive(kernel.detach().abs().amax())
-        scaled, bound = kernel / scale, value / scale
+        scaled, scale = unit_scale(kernel)
+        bound = value / positive(scale)
         # A second derivative must see how the iterates depend on the kernel: then they are computed again.
         with full_precision(kernel):
             chain = _Chain(scaled, ctx.grid, ctx.iterations, stored=[] if torch.is_grad_enabled() else stored)
@@ -167,7 +167,7 @@ class _Chain:
 
     def _first_gram(self) -> tuple[Tensor, Tensor]:
         """The filter of G_1 divided by a bound of ‖G_1(ω)‖ over all ω, and that bound."""
-        small = FrequencyGrid(tuple(2 * len(places) - 1 for places in self.places), self.grid.shifts)
+        small = FrequencyGrid.unshifted(tuple(2 * len(places) - 1 for places in self.places))
         indices = torch.arange(len(small), device=self.kernel.device)
         blocks = symbols(self.taps, small.twiddles(indices, small.tables(self.places, self.kernel)))
         gram = InverseTransform(small, self.kernel)((blocks @ blocks.mH).flatten(1))

@@ -78,7 +78,9 @@ def norm2_sampled(kernel: Tensor, grid_size: Sizes, iterations: int = 6) -> Tens
     sizes = axis_sizes("norm2_sampled", "grid_size", grid_size, len(taps))
     if any(n < k for n, k in zip(sizes, taps, strict=True)):
         raise ValueError(f"norm2_sampled(grid_size={sizes}): expected at least the kernel size {taps} on every axis")
-    return grid_norm(kernel[None], _grid(sizes), iterations, call="norm2_sampled") * sampling_factor(taps, sizes)
+    return grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations, call="norm2_sampled") * sampling_factor(
+        taps, sizes
+    )
 
 
 def theorem_5_as_printed(kernel: Tensor, grid_size: Sizes, iterations: int) -> Tensor:
@@ -94,7 +96,7 @@ def theorem_5_as_printed(kernel: Tensor, grid_size: Sizes, iterations: int) -> T
             f"theorem_5_as_printed(grid_size={sizes}): the theorem needs at least {2**step * half + 1} frequencies"
         )
     factor: float = (1 - 2**step * half / min(sizes)) ** -(2.0**-step)
-    return factor * grid_norm(kernel[None], _grid(sizes), iterations)
+    return factor * grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations)
 
 
 def theorem_5_corrected(kernel: Tensor, grid_size: Sizes, iterations: int) -> Tensor:
@@ -112,13 +114,9 @@ def theorem_5_corrected(kernel: Tensor, grid_size: Sizes, iterations: int) -> Te
                 f"theorem_5_corrected(grid_size={sizes}): expected more than {2 * degree} frequencies, got {n}"
             )
         factor *= (1 - 2 * degree / n) ** -0.5
-    return math.pow(factor, 2.0**-step) * grid_norm(kernel[None], _grid(sizes), iterations)
+    return math.pow(factor, 2.0**-step) * grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations)
 
 
 def _theorem_5_arguments(call: str, kernel: Tensor, grid_size: Sizes, iterations: int) -> tuple[tuple[int, ...], int]:
     checked_kernel(call, kernel)
     return axis_sizes(call, "grid_size", grid_size, kernel.dim() - 2), checked_iterations(call, iterations) + 1
-
-
-def _grid(sizes: tuple[int, ...]) -> FrequencyGrid:
-    return FrequencyGrid(sizes, (0.0,) * len(sizes))

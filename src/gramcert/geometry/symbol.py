@@ -31,6 +31,11 @@ class FrequencyGrid:
     sizes: tuple[int, ...]
     shifts: tuple[float, ...]
 
+    @classmethod
+    def unshifted(cls, sizes: tuple[int, ...]) -> "FrequencyGrid":
+        """The grid of a circulant of these sizes."""
+        return cls(sizes, (0.0,) * len(sizes))
+
     @property
     def half_size(self) -> int:
         """How many frequencies of the last axis represent it up to sign: {j, -j-2θ} are pairs modulo m."""
