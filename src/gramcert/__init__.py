@@ -5,8 +5,23 @@ from gramcert.bounds.gram import gram_norm
 from gramcert.bounds.layer import norm2
 from gramcert.bounds.toeplitz import norm2_toep
 from gramcert.bounds.transfer import norm2_sampled, sampling_factor
+from gramcert.certified.choose import spectral_norm
+from gramcert.certified.spectrum import Spectrum, singular_values
+from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
 
 __version__ = "0.1.0"
 
-__all__ = ["Convolution", "gram_norm", "norm2", "norm2_circ", "norm2_sampled", "norm2_toep", "sampling_factor"]
+__all__ = [
+    "Convolution",
+    "Enclosure",
+    "Spectrum",
+    "gram_norm",
+    "norm2",
+    "norm2_circ",
+    "norm2_sampled",
+    "norm2_toep",
+    "sampling_factor",
+    "singular_values",
+    "spectral_norm",
+]

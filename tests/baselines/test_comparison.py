@@ -10,6 +10,8 @@ from gramcert import Convolution
 from gramcert.baselines import compare_methods
 
 METHODS = {
+    "spectral_norm",
+    "spectral_norm, any n",
     "norm2 (this size)",
     "norm2 (every size)",
     "norm2_sampled",

@@ -17,7 +17,7 @@ SMALL = ("--random", "2,3,3,3", "--input-size", "6", "--iterations", "2")
 
 
 def row(kind, error, respected=None):
-    return Row("method", "someone", 1.0, error, 1e-3, kind, respected, "")
+    return Row("method", "someone", 1.0, None, error, 1e-3, kind, respected, "")
 
 
 def test_table_of_the_embedded_kernel(run):
@@ -93,7 +93,7 @@ def test_marks():
     assert verdict(row("estimate", 0.1), tolerance).plain == "!"
     assert verdict(row("estimate", -tolerance / 2), tolerance).plain == "!"
     assert verdict(row("not a bound", -0.1), tolerance).plain == "✗ too low"
-    assert verdict(Row("m", "s", None, None, None, "upper bound", None, "left out: why"), tolerance).plain == "left out"
+    assert verdict(Row("m", "s", None, None, None, None, "upper bound", None, "left out: why"), tolerance).plain == "–"
 
 
 def test_a_table_without_left_out_rows():

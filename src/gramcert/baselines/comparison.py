@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations, require_finite
 from gramcert.baselines.methods import Kind, Method, applicable_methods
 from gramcert.baselines.reference import reference_norm
+from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
 
 # A method that has used this much time is not run again for a steadier timing.
@@ -27,7 +28,8 @@ class Row:
     Attributes:
         name: the method.
         source: where it was published.
-        value: its number; ``None`` where it does not apply, for the reason in ``note``.
+        value: its number, of an enclosure the upper end; ``None`` where it does not apply, for the reason in ``note``.
+        lower: the lower end of an enclosure.
         relative_error: (value - truth)/truth, so negative below the truth; infinite where only the truth is 0.
         seconds: median time of one run.
         kind: what the value is for this padding and size.
@@ -39,6 +41,7 @@ class Row:
     name: str
     source: str
     value: float | None
+    lower: float | None
     relative_error: float | None
     seconds: float | None
     kind: Kind
@@ -66,6 +69,7 @@ def compare_methods(
     input_size: Sizes,
     iterations: int = 6,
     *,
+    tol: float = 1e-3,
     seed: int = 0,
     repeats: int = 3,
     progress: Progress | None = None,
@@ -76,6 +80,7 @@ def compare_methods(
         layer: stride 1, dilation 1, one group, zero or circular padding that keeps the input's size.
         input_size: one int per axis, or one int for all axes.
         iterations: number of Gram products of the methods that use them.
+        tol: relative width of the enclosures.
         seed: of the random starts.
         repeats: how many runs the timing is the median of; slow methods run fewer times.
         progress: called before each step with the number of steps done, their total, and the name of the step.
@@ -94,7 +99,7 @@ def compare_methods(
     axis_sizes("compare_methods", "repeats", repeats, 1)
     require_finite("compare_methods", "layer", description.kernel)
     _require_same_size(description, sizes)
-    methods = applicable_methods(description, sizes, iterations, seed)
+    methods = applicable_methods(description, sizes, iterations, seed, tol)
     report = progress or (lambda done, total, name: None)
     with torch.no_grad():
         report(0, len(methods) + 1, "the truth")
@@ -130,28 +135,39 @@ def _require_same_size(layer: Convolution, sizes: tuple[int, ...]) -> None:
 
 def _row(method: Method, truth: float, tolerance: float, repeats: int) -> Row:
     try:
-        value, seconds = _timed(method.run, repeats)
+        answer, seconds = _timed(method.run, repeats)
     except ValueError as reason:  # its hypothesis fails here; the arguments themselves have been checked
-        return Row(method.name, method.source, None, None, None, method.kind, None, f"left out: {reason}")
+        return _left_out(method, str(reason))
+    lower, value = (answer.lower, answer.upper) if isinstance(answer, Enclosure) else (None, answer.item())
     if not math.isfinite(value):
-        return Row(method.name, method.source, None, None, None, method.kind, None, "left out: the value overflows")
-    error = (value - truth) / truth if truth else 0.0 if value == 0 else math.inf
+        return _left_out(method, "the value overflows")
+    error = _relative_error(value, truth)
     respected = _respected(method.kind, error, tolerance)
-    return Row(method.name, method.source, value, error, seconds, method.kind, respected, method.note)
+    if lower is not None:
+        respected = error >= -tolerance and _relative_error(lower, truth) <= tolerance
+    return Row(method.name, method.source, value, lower, error, seconds, method.kind, respected, method.note)
+
+
+def _left_out(method: Method, reason: str) -> Row:
+    return Row(method.name, method.source, None, None, None, None, method.kind, None, f"left out: {reason}")
+
+
+def _relative_error(value: float, truth: float) -> float:
+    return (value - truth) / truth if truth else 0.0 if value == 0 else math.inf
 
 
 def _respected(kind: Kind, error: float, tolerance: float) -> bool | None:
     if kind in ("estimate", "not a bound"):
         return None
     above, below = error >= -tolerance, error <= tolerance
-    return {"upper bound": above, "lower bound": below, "exact": above and below}[kind]
+    return {"upper bound": above, "enclosure": above, "lower bound": below, "exact": above and below}[kind]
 
 
-def _timed(run: Callable[[], Tensor], repeats: int) -> tuple[float, float]:
+def _timed(run: Callable[[], Tensor | Enclosure], repeats: int) -> tuple[Tensor | Enclosure, float]:
     times: list[float] = []
-    value = math.nan
-    while len(times) < repeats and sum(times) < REPEAT_SECONDS:
+    while True:
         start = time.perf_counter()
-        value = run().item()
+        answer = run()
         times.append(time.perf_counter() - start)
-    return value, statistics.median(times)
+        if len(times) >= repeats or sum(times) >= REPEAT_SECONDS:
+            return answer, statistics.median(times)

@@ -19,9 +19,11 @@ from gramcert.bounds.circular import norm2_circ
 from gramcert.bounds.layer import norm2
 from gramcert.bounds.toeplitz import ToeplitzNorm, norm2_toep
 from gramcert.bounds.transfer import norm2_sampled, theorem_5_as_printed, theorem_5_corrected
+from gramcert.certified.choose import spectral_norm
+from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
 
-Kind = Literal["upper bound", "lower bound", "exact", "estimate", "not a bound"]
+Kind = Literal["enclosure", "upper bound", "lower bound", "exact", "estimate", "not a bound"]
 
 # Real multiplications above which norm2_toep is left out: minutes on one core.
 TOEPLITZ_WORK = 10**12
@@ -31,18 +33,18 @@ TOEPLITZ_WORK = 10**12
 class Method:
     """One way to a number: who published it, what the number is, and how to get it.
 
-    ``run`` raises ValueError where the method does not apply, with the reason.
+    ``run`` raises ValueError where the method does not apply, with the reason. An enclosure's number is its upper end.
     """
 
     name: str
     source: str
     kind: Kind
     note: str
-    run: Callable[[], Tensor]
+    run: Callable[[], Tensor | Enclosure]
 
 
 def applicable_methods(
-    layer: Convolution, input_size: tuple[int, ...], iterations: int, seed: int
+    layer: Convolution, input_size: tuple[int, ...], iterations: int, seed: int, tol: float = 1e-3
 ) -> tuple[Method, ...]:
     """The methods for a stride-1 layer with same padding, zeros or circular."""
     kernel = layer.kernel
@@ -59,6 +61,20 @@ def applicable_methods(
         return torch.Generator().manual_seed(seed)
 
     ours = [
+        Method(
+            "spectral_norm",
+            "gramcert",
+            "enclosure",
+            "certified: this padding and size, rounding included",
+            lambda: spectral_norm(layer, input_size, tol=tol),
+        ),
+        Method(
+            "spectral_norm, any n",
+            "gramcert",
+            "upper bound",
+            "certified: this padding, every size, rounding included",
+            lambda: torch.tensor(spectral_norm(layer, tol=tol).upper, dtype=torch.float64),
+        ),
         Method(
             "norm2 (this size)",
             "gramcert",

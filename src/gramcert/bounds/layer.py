@@ -1,5 +1,7 @@
 """A differentiable upper bound for any convolution or linear layer."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -7,8 +9,9 @@ from gramcert.arguments import Sizes, axis_sizes, checked_iterations
 from gramcert.bounds.circular import grid_norm
 from gramcert.bounds.gram import gram_norm
 from gramcert.bounds.transfer import sampling_factor
+from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
-from gramcert.geometry.reduction import every_size_factor, one_size_bound, reduced_kernels
+from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
 from gramcert.geometry.symbol import FrequencyGrid
 
 # Grid frequencies per tap interval for every size at once: the sampling factor is then 1.005 per axis.
@@ -52,13 +55,13 @@ def norm2(layer: nn.Module | Convolution, input_size: Sizes | None = None, itera
             f"gramcert.Convolution"
         )
     description = Convolution.of(layer)
-    kernels = reduced_kernels(description)
+    kernels = reduced_kernels(grouped_kernels(description), description.stride, description.dilation)
     if input_size is None:
         taps = tuple(kernels.shape[3:])
         sizes = tuple(max(1, OVERSAMPLING * (k - 1)) for k in taps)
-        factor = sampling_factor(taps, sizes) * every_size_factor(description)
+        factor = sampling_factor(taps, sizes) * math.sqrt(every_size_square(description))
         return grid_norm(kernels, FrequencyGrid.unshifted(sizes), iterations, call="norm2") * factor
     sizes = axis_sizes("norm2", "input_size", input_size, description.axes, what=type(layer).__name__)
-    bound = one_size_bound(description, sizes)
+    bound = one_size_bound(layer_axes(description, sizes))
     values = [grid_norm(kernels, grid, iterations, call="norm2") for grid in bound.grids]
     return torch.stack(values).amin() * bound.factor

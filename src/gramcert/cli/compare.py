@@ -16,12 +16,10 @@ from gramcert.arguments import axis_sizes
 from gramcert.baselines.comparison import Comparison, Row, compare_methods
 from gramcert.cli.compare_plot import require_plotting, save_plot
 from gramcert.cli.compare_table import comparison_notes, comparison_table
-from gramcert.cli.errors import BadInput, one_line_errors
+from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.kernel_file import StoredKernel, embedded_kernel, read_kernel
 from gramcert.cli.options import parse_sizes
 from gramcert.geometry.convolution import Convolution
-
-NEGATIVE_ANSWER = 1
 
 
 def compare(
@@ -37,6 +35,7 @@ def compare(
     padding_mode: Annotated[str, typer.Option(help="zeros or circular; always as much as keeps the size.")] = "zeros",
     input_size: Annotated[str, typer.Option(help="32 for every axis, or 32,16.")] = "32",
     iterations: Annotated[int, typer.Option(help="Number of Gram products.")] = 6,
+    tol: Annotated[float, typer.Option(help="Relative width of the enclosures.")] = 1e-3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a plot of error against time to this file.")] = None,
 ) -> None:
@@ -57,7 +56,7 @@ def compare(
             padding_mode=padding_mode,  # type: ignore[arg-type]
         )
         per_axis = axis_sizes("compare", "--input-size", sizes, layer.axes)
-        comparison = _with_progress(layer, per_axis, iterations, seed)
+        comparison = _with_progress(layer, per_axis, iterations, tol, seed)
     heading = (
         f"{stored} · {'zero' if padding_mode == 'zeros' else padding_mode} padding · "
         f"input {'×'.join(map(str, per_axis))} · {iterations} iterations"
@@ -68,6 +67,7 @@ def compare(
             "padding_mode": padding_mode,
             "input_size": per_axis,
             "iterations": iterations,
+            "tol": tol,
             "seed": seed,
         }
         typer.echo(json.dumps(setting | _as_json(comparison), allow_nan=False))
@@ -100,7 +100,9 @@ def _kernel(file: Path | None, key: str | None, random: str | None, seed: int) -
     return StoredKernel(kernel, f"random (seed {seed})", None, "float32")
 
 
-def _with_progress(layer: Convolution, input_size: tuple[int, ...], iterations: int, seed: int) -> Comparison:
+def _with_progress(
+    layer: Convolution, input_size: tuple[int, ...], iterations: int, tol: float, seed: int
+) -> Comparison:
     console = Console(stderr=True)
     what = TextColumn("{task.description}")
     columns = (SpinnerColumn(), what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -110,7 +112,7 @@ def _with_progress(layer: Convolution, input_size: tuple[int, ...], iterations: 
         def show(done: int, total: int, name: str) -> None:
             bar.update(task, completed=done, total=total, description=name)
 
-        return compare_methods(layer, input_size, iterations, seed=seed, progress=show)
+        return compare_methods(layer, input_size, iterations, tol=tol, seed=seed, progress=show)
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from gramcert.cli.labels import place_labels
 
 # Colours of Okabe and Ito, told apart with every kind of colour vision; shapes say the same again.
 STYLES: dict[Kind, tuple[str, str]] = {
+    "enclosure": ("#000000", "s"),
     "upper bound": ("#0072B2", "^"),
     "exact": ("#009E73", "o"),
     "lower bound": ("#E69F00", "v"),
@@ -54,6 +55,10 @@ def save_plot(comparison: Comparison, heading: str, path: Path) -> None:
             axes.scatter(
                 times, errors, s=70, c=colour, marker=marker, edgecolors="white", linewidths=0.8, label=kind, zorder=3
             )
+    for (seconds, error), row in zip(points, drawn, strict=True):
+        if row.lower is not None and comparison.truth:  # from end to end
+            below = 100 * (row.lower - comparison.truth) / comparison.truth
+            axes.plot([seconds, seconds], [below, error], color=STYLES["enclosure"][0], linewidth=2, zorder=2)
     axes.set_title("Spectral norm of one convolution: error against time", loc="left", weight="bold", color=INK, pad=22)
     axes.text(0, 1.015, heading, transform=axes.transAxes, fontsize=9, color=QUIET)
     if drawn:

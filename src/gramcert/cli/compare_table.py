@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gramcert.baselines.comparison import Comparison, Row
+from gramcert.enclosure import Enclosure
 
 # Narrower terminals do without the column that says where a method comes from.
 WIDE = 100
@@ -33,7 +34,7 @@ def comparison_table(comparison: Comparison, width: int) -> Table:
             cells: list[str | Text] = [
                 row.name,
                 row.source,
-                "–" if row.value is None else f"{row.value:.6g}",
+                _value(row),
                 _error(row, comparison.tolerance),
                 "" if row.seconds is None else _time(row.seconds),
                 row.kind,
@@ -58,12 +59,18 @@ def comparison_notes(comparison: Comparison) -> Group:
 def verdict(row: Row, tolerance: float) -> Text:
     """A mark: the value keeps what its kind promises, breaks it, or nothing was promised."""
     if row.value is None or row.relative_error is None:
-        return Text("left out", "dim")
+        return Text("–", "dim")
     if row.respected:
         return Text("✓", "green")
     if row.respected is False:
         return Text("✗ WRONG", "bold red")
     return Text("✗ too low", "bold red") if row.relative_error < -tolerance else Text("!", "yellow")
+
+
+def _value(row: Row) -> str:
+    if row.value is None:
+        return "–"
+    return f"{row.value:.6g}" if row.lower is None else str(Enclosure(row.lower, row.value))
 
 
 def _error(row: Row, tolerance: float) -> str:

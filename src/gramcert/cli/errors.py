@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import typer
 
-BAD_INPUT = 2
+NEGATIVE_ANSWER, BAD_INPUT = 1, 2
 
 
 class BadInput(ValueError):  # noqa: N818 - it names what the caller gave, not a failure of the program

@@ -1,22 +1,27 @@
-"""``gramcert norm``: an upper bound of one layer's norm, its kernel from a file."""
+"""``gramcert norm``: the enclosure of one layer's norm, its kernel from a file."""
 
+import dataclasses
 import json
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from gramcert.bounds.layer import norm2
-from gramcert.cli.errors import BadInput, one_line_errors
+from gramcert.certified.choose import enclose
+from gramcert.certified.work import Work
+from gramcert.cli.errors import NEGATIVE_ANSWER, one_line_errors
 from gramcert.cli.kernel_file import read_kernel
 from gramcert.cli.options import parse_padding, parse_sizes
+from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
-
-KIND = "upper bound in exact arithmetic (rounding not included)"
+from gramcert.rounding import ASSUMPTIONS
 
 
 def norm(
@@ -32,10 +37,16 @@ def norm(
     transposed: Annotated[bool, typer.Option("--transposed", help="A transposed convolution.")] = False,
     output_padding: Annotated[str, typer.Option(help="Of a transposed convolution.")] = "0",
     input_size: Annotated[str | None, typer.Option(help="32, or 32,16; without it every size at once.")] = None,
-    iterations: Annotated[int, typer.Option(help="Number of Gram products.")] = 6,
+    tol: Annotated[float, typer.Option(help="Relative width to reach.")] = 1e-3,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after this time with what was found.")] = None,
+    max_bytes: Annotated[int, typer.Option(help="Most memory that one method may take.")] = 2**31,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what was tried and what is assumed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Upper bound of the spectral norm of a convolution layer whose kernel is in FILE."""
+    """Enclose the spectral norm of a convolution layer whose kernel is in FILE, all rounding included.
+
+    Exit code 1 if the tolerance was not reached; the enclosure holds all the same.
+    """
     with one_line_errors():
         sizes = None if input_size is None else parse_sizes("--input-size", input_size)
         strides, dilations = parse_sizes("--stride", stride), parse_sizes("--dilation", dilation)
@@ -51,12 +62,18 @@ def norm(
             transposed,
             extra,
         )
-        bound = norm2(layer, sizes, iterations).item()
-        if not math.isfinite(bound):
-            raise BadInput(f"{file}: the bound overflows {stored.dtype}")
+        with _progress() as progress:
+            enclosure = enclose("norm", layer, sizes, tol, Work(max_bytes, max_seconds, progress, call="norm"))
     result = {
-        "bound": bound,
-        "kind": KIND,
+        "lower": enclosure.lower,
+        "upper": enclosure.upper if math.isfinite(enclosure.upper) else None,
+        "relative_width": enclosure.relative_width,
+        "tol": tol,
+        "tol_reached": enclosure.tol_reached,
+        "method": enclosure.method,
+        "notes": enclosure.notes,
+        "steps": [_finite(dataclasses.asdict(step)) for step in enclosure.steps],
+        "assumptions": ASSUMPTIONS,
         "kernel": stored.as_json(),
         "geometry": {
             "stride": layer.stride,
@@ -68,18 +85,39 @@ def norm(
             "output_padding": layer.output_padding,
         },
         "input_size": None if sizes is None else (sizes,) * layer.axes if isinstance(sizes, int) else sizes,
-        "iterations": iterations,
     }
     if as_json:
-        typer.echo(json.dumps(result))
+        typer.echo(json.dumps(result, allow_nan=False))
     else:
-        Console().print(_table(result, str(stored)))
+        Console().print(_table(enclosure, result, str(stored)))
+        if explain:
+            typer.echo(f"\n{enclosure.explain()}")
+    if not enclosure.tol_reached:
+        raise typer.Exit(NEGATIVE_ANSWER)
 
 
-def _table(result: dict[str, Any], kernel: str) -> Table:
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on the terminal's standard error, one task that takes the name of the method at work."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda name, share: bar.update(task, description=name, completed=share)
+
+
+def _finite(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity."""
+    return {name: None if value == math.inf else value for name, value in fields.items()}
+
+
+def _table(enclosure: Enclosure, result: dict[str, Any], kernel: str) -> Table:
     geometry = result["geometry"]
     size = result["input_size"]
     rows = {
+        "upper bound": repr(enclosure.upper),
+        "lower bound": repr(enclosure.lower),
+        "method": enclosure.method,
         "kernel": kernel,
         "layer": "transposed convolution" if geometry["transposed"] else "convolution",
         "stride": _per_axis(geometry["stride"]),
@@ -88,11 +126,13 @@ def _table(result: dict[str, Any], kernel: str) -> Table:
         "groups": str(geometry["groups"]),
         "output padding": _per_axis(geometry["output_padding"]) if geometry["transposed"] else "",
         "input size": "every size at once" if size is None else "×".join(map(str, size)),
-        "iterations": str(result["iterations"]),
     }
     table = Table.grid(padding=(0, 2))
-    table.add_row(Text("bound", "bold"), Text(f"{result['bound']:.7g}", "bold green"))
-    table.add_row("", Text(result["kind"], "dim"))
+    table.add_row(Text("norm", "bold"), Text(str(enclosure), "bold green" if enclosure.tol_reached else "bold yellow"))
+    reached = "reached" if enclosure.tol_reached else "NOT reached"
+    table.add_row("", Text(f"certified, rounding included; tolerance {result['tol']:g} {reached}", "dim"))
+    for note in enclosure.notes:
+        table.add_row("", Text(note, "yellow"))
     for name, value in rows.items():
         if value:
             table.add_row(name, Text(value))

@@ -27,27 +27,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gramcert.geometry.axis import Axis
 from gramcert.geometry.convolution import Convolution
-from gramcert.geometry.padding import largest_repetition, largest_repetition_of_any_size
+from gramcert.geometry.padding import Pairs, largest_repetition_of_any_size
 from gramcert.geometry.symbol import FrequencyGrid
 
 
 @dataclass(frozen=True)
 class GridBound:
-    """The norm is at most ``factor`` times the largest σ(E) of the reduced kernels on a grid, for each of the grids."""
+    """The norm is at most √square times the largest σ(E) of the reduced kernels on a grid, for each of the grids."""
 
     grids: tuple[FrequencyGrid, ...]
-    factor: float
+    square: int
+
+    @property
+    def factor(self) -> float:
+        """√square, rounded."""
+        return math.sqrt(self.square)
 
 
-def reduced_kernels(layer: Convolution) -> Tensor:
+def grouped_kernels(layer: Convolution) -> Tensor:
+    r"""The kernels of the groups, (groups, out, in, \*sizes); of a transposed layer those of its adjoint."""
+    return layer.kernel.reshape(layer.groups, -1, *layer.kernel.shape[1:])
+
+
+def reduced_kernels(groups: Tensor, stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
     r"""Stride-1 kernels with the same symbols up to the norm: (groups, out, in·phases, \*sizes), differentiable."""
-    kernel = layer.kernel
-    groups = kernel.reshape(layer.groups, -1, *kernel.shape[1:])
-    for axis, (stride, dilation) in enumerate(zip(layer.stride, layer.dilation, strict=True), 3):
-        step = stride // math.gcd(stride, dilation)
-        if step > 1:
-            groups = _split_phases(groups, axis, step)
+    for axis, (step, spread) in enumerate(zip(stride, dilation, strict=True), 3):
+        phases = step // math.gcd(step, spread)
+        if phases > 1:
+            groups = _split_phases(groups, axis, phases)
     return groups
 
 
@@ -60,42 +69,42 @@ def _split_phases(kernels: Tensor, axis: int, step: int) -> Tensor:
     return split.movedim(axis + 1, 3).flatten(2, 3)
 
 
-def every_size_factor(layer: Convolution) -> float:
-    """The norm at every input size is at most this factor times sup σ(E) over all frequencies."""
+def every_size_square(layer: Convolution, trimmed: Pairs | None = None) -> int:
+    """The squared norm at every input size is at most this integer times sup σ(E)² over all frequencies.
+
+    Args:
+        layer: the layer.
+        trimmed: taps at the beginning and the end of each axis that are zero, so that less padding is read.
+    """
     square = 1
-    for axis in range(layer.axes):
+    for axis, (first, last) in enumerate(trimmed or ((0, 0),) * layer.axes):
         before, after = layer.padding[axis]
-        span = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
-        harmless = layer.stride[axis] == 1 and before + after <= span
+        stride, dilation = layer.stride[axis], layer.dilation[axis]
+        harmless = stride == 1 and before + after <= dilation * (layer.kernel_size[axis] - 1)
         if layer.padding_mode == "zeros" or (layer.padding_mode == "circular" and harmless):
             continue
-        square *= largest_repetition_of_any_size(before, after, layer.padding_mode)
-    return math.sqrt(square)
+        read = max(0, before - dilation * first), max(0, after - dilation * last)
+        square *= largest_repetition_of_any_size(*read, layer.padding_mode)
+    return square
 
 
-def one_size_bound(layer: Convolution, input_size: tuple[int, ...]) -> GridBound:
-    """Grids whose largest σ(E), times the factor, bounds the norm at this input size."""
-    smaller = layer.output_size(input_size)
-    # A transposed layer has the norm of its adjoint, which takes the transposed layer's output as input.
-    inputs, outputs = (smaller, input_size) if layer.transposed else (input_size, smaller)
-    sizes, shiftable, square = [], [], 1
-    for axis, (n, n_out) in enumerate(zip(inputs, outputs, strict=True)):
-        taps, stride, dilation = layer.kernel_size[axis], layer.stride[axis], layer.dilation[axis]
-        before = layer.padding[axis][0]
-        if layer.padding_mode == "circular" and n % stride == 0 and n_out * stride <= n:
-            common = math.gcd(stride, dilation)
-            period = (n // common) // math.gcd(n // common, dilation // common)
-            sizes.append(period // (stride // common))
-            shiftable.append(False)
+def one_size_bound(axes: tuple[Axis, ...]) -> GridBound:
+    """Grids whose largest σ(E), times the factor, bounds the norm at one input size."""
+    sizes, shifts, square = [], [], 1
+    for axis in axes:
+        if axis.is_circulant:
+            common = math.gcd(axis.stride, axis.dilation)
+            period = (axis.size // common) // math.gcd(axis.size // common, axis.dilation // common)
+            sizes.append(period // (axis.stride // common))
+            shifts.append(0.0)
             continue
-        if layer.padding_mode != "zeros":
-            used = (n_out - 1) * stride + dilation * (taps - 1) + 1
-            square *= largest_repetition(n, before, used, layer.padding_mode)
-            n, before = used, 0
-        sizes.append(embedding_size(n, n_out, before, taps, stride, dilation))
-        shiftable.append(True)
-    shifts = {(0.0,) * layer.axes, tuple(0.5 if free else 0.0 for free in shiftable)}
-    return GridBound(tuple(FrequencyGrid(tuple(sizes), shift) for shift in sorted(shifts)), math.sqrt(square))
+        square *= axis.repetition
+        n, before = (axis.size, axis.before) if axis.mode == "zeros" else (axis.used, 0)
+        sizes.append(embedding_size(n, axis.outputs, before, axis.taps, axis.stride, axis.dilation))
+        shifts.append(0.5)
+    unshifted = FrequencyGrid.unshifted(tuple(sizes))
+    grids = (unshifted, FrequencyGrid(tuple(sizes), tuple(shifts))) if any(shifts) else (unshifted,)
+    return GridBound(grids, square)
 
 
 def embedding_size(n: int, n_out: int, before: int, taps: int, stride: int = 1, dilation: int = 1) -> int:

@@ -1,0 +1,1 @@
+"""Enclosures of spectral norms: floats out, all rounding included."""

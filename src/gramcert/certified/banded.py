@@ -1,0 +1,227 @@
+r"""The norm at one input size, proved by one Cholesky factorisation.
+
+λ_max(TᵀT) <= s follows if s·I - TᵀT, less all rounding, has a Cholesky factor. Taps couple only places nearby, so with
+the places of one axis in a good order the matrix is block banded, the blocks being all places of the other axes and all
+channels. The factorisation runs through a window of the band: a panel is factorised, its update is subtracted from the
+rest of the window, the window moves on. Nothing else is kept, so the memory is that of the window.
+
+The matrix is put together from the kernel. With I_b the 0/1 matrix that says which place each output reads with tap b,
+T = Σ_b I_b ⊗ K_b, so
+
+    TᵀT = Σ_(b,b') (I_bᵀI_b') ⊗ (K_bᵀK_b'),      TTᵀ = Σ_(b,b') (I_bI_b'ᵀ) ⊗ (K_bK_b'ᵀ),
+
+and over several axes the first factor is a Kronecker product of one such matrix of small integers per axis. That holds
+for every stride, dilation, padding and padding mode.
+"""
+
+import itertools
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gramcert.certified.tapwise import at_tap
+from gramcert.certified.work import Work
+from gramcert.geometry.axis import Axis
+from gramcert.rounding import banded_cholesky_error, diagonal_error, down, gamma, total_up, underflow, up
+
+Side = Literal["input", "output"]
+
+# Orders of panels below which a factorisation is mostly overhead.
+SMALLEST_PANEL = 192
+
+
+def smaller_gram(kernel: Tensor, axes: tuple[Axis, ...]) -> "BandedGram":
+    """TᵀT or TTᵀ, whichever is less work."""
+    sides: tuple[Side, Side] = ("input", "output")
+    return min((BandedGram(kernel, axes, side) for side in sides), key=lambda gram: gram.flops)
+
+
+class _AxisGram:
+    """I_bᵀI_b' (or I_bI_b'ᵀ) of one axis for all pairs of taps, its places in an order with a small bandwidth."""
+
+    def __init__(self, axis: Axis, side: Side) -> None:
+        # scipy is slow to import and needed for proofs at one size only.
+        import numpy as np
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+        sources = axis.sources().numpy()
+        incidence = []
+        for tap in range(axis.taps):
+            rows = np.flatnonzero(sources[:, tap] < axis.size)
+            entries = (np.ones(len(rows)), (rows, sources[rows, tap]))
+            matrix = csr_array(entries, shape=(axis.outputs, axis.size))
+            incidence.append(matrix.T.tocsr() if side == "input" else matrix)
+        self.size = axis.size if side == "input" else axis.outputs
+        products = {
+            (first, second): incidence[first] @ incidence[second].T
+            for first, second in itertools.product(range(axis.taps), repeat=2)
+        }
+        pattern: Any = sum(products.values()).tocsr()
+        pattern.sort_indices()
+        natural = np.arange(self.size)
+        folded = np.stack([natural, natural[::-1]], 1).ravel()[: self.size]  # 0, n-1, 1, n-2, ...: for circles
+        found = reverse_cuthill_mckee(pattern, symmetric_mode=True).astype(np.int64)  # as for dilations
+        orders = [natural, folded, found]
+        self.bandwidth, order = min(
+            ((_bandwidth(pattern, order), order) for order in orders), key=lambda candidate: candidate[0]
+        )
+        self.entries: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        for pair, matrix in products.items():
+            coordinates = matrix.tocoo()
+            place = np.empty(self.size, dtype=np.int64)
+            place[order] = np.arange(self.size)
+            self.entries[pair] = (
+                torch.from_numpy(place[coordinates.row]),
+                torch.from_numpy(place[coordinates.col]),
+                torch.from_numpy(coordinates.data),
+            )
+
+
+def _bandwidth(pattern: Any, order: Any) -> int:
+    import numpy as np
+
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    coordinates = pattern.tocoo()
+    return int(np.abs(place[coordinates.row] - place[coordinates.col]).max(initial=0))
+
+
+class BandedGram:
+    """TᵀT or TTᵀ of one group's kernel (out, in, *taps) in float64 at one input size."""
+
+    def __init__(self, kernel: Tensor, axes: tuple[Axis, ...], side: Side) -> None:
+        self.channels = kernel.shape[1] if side == "input" else kernel.shape[0]
+        grams = [_AxisGram(axis, side) for axis in axes]
+        # The axis along which the window moves: the one that gives the least work.
+        sizes = [gram.size for gram in grams]
+        self._along = min(range(len(axes)), key=lambda axis: self._work(grams, sizes, axis))
+        self._outer = grams[self._along]
+        self._inner = [gram for axis, gram in enumerate(grams) if axis != self._along]
+        self._kernel = kernel.movedim(2 + self._along, 2)
+        self._side: Side = side
+        self.block = self.channels * math.prod(gram.size for gram in self._inner)
+        self.positions = self._outer.size
+        self.bandwidth = self._outer.bandwidth
+        self.order = self.positions * self.block
+        self.half_bandwidth = (self.bandwidth + 1) * self.block - 1
+        self.flops = self._work(grams, sizes, self._along)
+        self.panel = min(self.positions, max(1, -(-SMALLEST_PANEL // self.block)))
+        self.bytes = 8 * self.block**2 * ((self.panel + self.bandwidth) ** 2 * 2 + 2 * (self.bandwidth + 1) + 2)
+        self._error = _storing_error(kernel, axes, side)
+        self._weights = self._outer_weights()
+        self._blocks: dict[tuple[tuple[int, int, float], ...], Tensor] = {}
+
+    def _work(self, grams: list[_AxisGram], sizes: list[int], axis: int) -> float:
+        block = self.channels * math.prod(sizes) / sizes[axis]
+        band = min(grams[axis].bandwidth, sizes[axis] - 1) + 1
+        return 2.0 * sizes[axis] * block**3 * band**2
+
+    def _outer_weights(self) -> dict[tuple[int, int], tuple[tuple[int, int, float], ...]]:
+        """For each pair of outer positions the pairs of taps that couple them, and how often."""
+        weights: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
+        for (first, second), (rows, columns, counts) in self._outer.entries.items():
+            for row, column, count in zip(rows.tolist(), columns.tolist(), counts.tolist(), strict=True):
+                if row <= column:
+                    weights.setdefault((row, column), []).append((first, second, count))
+        return {place: tuple(pairs) for place, pairs in weights.items()}
+
+    def _coupling(self, row: int, column: int) -> Tensor | None:
+        """The block of the Gram matrix at two outer positions, row <= column; positions inside the layer share it."""
+        pairs = self._weights.get((row, column))
+        if pairs is None:
+            return None
+        if pairs not in self._blocks:
+            self._blocks[pairs] = self._build(pairs)
+        return self._blocks[pairs]
+
+    def _build(self, pairs: tuple[tuple[int, int, float], ...]) -> Tensor:
+        sizes = [gram.size for gram in self._inner]
+        places = math.prod(sizes)
+        block = torch.zeros(places, places, self.channels, self.channels, dtype=torch.float64)
+        taps = [range(size) for size in self._kernel.shape[3:]]
+        for first, second, count in pairs:
+            for left, right in itertools.product(itertools.product(*taps), repeat=2):
+                rows, columns, counts = _kronecker(
+                    [gram.entries[pair] for gram, pair in zip(self._inner, zip(left, right, strict=True), strict=True)],
+                    sizes,
+                )
+                if not len(rows):
+                    continue
+                one, two = at_tap(self._kernel, (first, *left)), at_tap(self._kernel, (second, *right))
+                product = one.T @ two if self._side == "input" else one @ two.T
+                block[rows, columns] += (counts * count)[:, None, None] * product
+        return block.transpose(1, 2).reshape(self.block, self.block)
+
+    def proves_below(self, level: float, work: Work) -> bool:
+        """Whether λ_max <= level was proved, rounding included; False says nothing."""
+        window = (self.panel + self.bandwidth) * self.block
+        largest = up(level + diagonal_error(level, torch.float64))
+        error = banded_cholesky_error(min(window, self.order), self.half_bandwidth, largest)
+        error = up(error + up(self._error + diagonal_error(2 * level, torch.float64)))
+        shifted = down(level - error)
+        if shifted <= 0:
+            return False
+        matrix = torch.zeros(window, window, dtype=torch.float64)
+        for position in range(min(self.positions, self.panel + self.bandwidth)):
+            self._enter(matrix, position, 0, shifted)
+        for start in range(0, self.positions, self.panel):
+            work.tick("banded Cholesky proof", start / self.positions)
+            width = min(self.panel, self.positions - start) * self.block
+            rest = min(self.positions - start, self.panel + self.bandwidth) * self.block - width
+            factor, info = torch.linalg.cholesky_ex(matrix[:width, :width])
+            if int(info):
+                return False
+            if rest:
+                solved = torch.linalg.solve_triangular(factor, matrix[:width, width : width + rest], upper=False)
+                matrix[:rest, :rest] = matrix[width : width + rest, width : width + rest] - solved.T @ solved
+            matrix[rest:] = 0
+            matrix[:rest, rest:] = 0
+            first_new = start + self.panel + self.bandwidth
+            for position in range(first_new, min(self.positions, first_new + self.panel)):
+                self._enter(matrix, position, start + self.panel, shifted)
+        return True
+
+    def _enter(self, matrix: Tensor, position: int, origin: int, level: float) -> None:
+        """Write level·I - Gram at one outer position, and its couplings to those before it in the window."""
+        here = _span(position - origin, self.block)
+        for other in range(max(origin, position - self.bandwidth), position + 1):
+            block = self._coupling(other, position)
+            if block is None:
+                continue
+            there = _span(other - origin, self.block)
+            matrix[there, here] = -block
+            if other != position:
+                matrix[here, there] = -block.T
+        matrix[here, here].diagonal().add_(level)
+
+
+def _span(position: int, block: int) -> slice:
+    return slice(position * block, (position + 1) * block)
+
+
+def _kronecker(factors: list[tuple[Tensor, Tensor, Tensor]], sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries of a Kronecker product of sparse matrices: rows, columns, values."""
+    one = torch.zeros(1, dtype=torch.int64)
+    rows, columns, values = one, one, torch.ones(1, dtype=torch.float64)
+    for (row, column, value), size in zip(factors, sizes, strict=True):
+        rows = (rows[:, None] * size + row).flatten()
+        columns = (columns[:, None] * size + column).flatten()
+        values = (values[:, None] * value).flatten()
+    return rows, columns, values
+
+
+def _storing_error(kernel: Tensor, axes: tuple[Axis, ...], side: Side) -> float:
+    """Norm of the rounding errors of the stored Gram matrix.
+
+    An entry is a sum over channels and pairs of taps, so its error is at most γ·(|T|ᵀ|T|), whose norm is at most
+    ‖|T|‖₁‖|T|‖_∞: the absolute sums of the kernel over what an output reads and over what reads an input.
+    """
+    contracted = kernel.shape[0] if side == "input" else kernel.shape[1]
+    terms = contracted + math.prod(kernel.shape[2:]) ** 2 + 4
+    sizes = kernel.abs()
+    rows = total_up(sizes.flatten(1))
+    columns = total_up(sizes.transpose(0, 1).flatten(1)) * math.prod(axis.repetition for axis in axes)
+    return up(up(gamma(terms) * up(rows * columns))) + underflow(8 * terms * kernel.numel())

@@ -1,0 +1,143 @@
+"""``spectral_norm``: picks among the methods, and can say why."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, Sizes, axis_sizes, require_dense, require_finite
+from gramcert.certified.every_size import NAME as EVERY_SIZE
+from gramcert.certified.every_size import supremum
+from gramcert.certified.lifted import LiftedLayer
+from gramcert.certified.one_size import OneSize
+from gramcert.certified.work import Work
+from gramcert.enclosure import Enclosure
+from gramcert.geometry.axis import layer_axes
+from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
+from gramcert.geometry.reduction import every_size_square
+from gramcert.rounding import checked_arithmetic, root_up, up
+
+# Part of the tolerance kept back for the last roundings.
+RESERVE = 2.0**-20
+
+
+def spectral_norm(
+    layer: nn.Module | Convolution | Tensor,
+    input_size: Sizes | None = None,
+    *,
+    tol: float = 1e-3,
+    max_bytes: int = 2**31,
+    max_seconds: float | None = None,
+) -> Enclosure:
+    """Enclose the spectral norm of a layer: lower <= norm <= upper, all rounding included.
+
+    The guarantee is about the weights as stored. Its assumptions are in ``docs/what-is-certified.md``, and
+    :meth:`Enclosure.explain` lists them with what was tried.
+
+    Args:
+        layer: ``nn.Linear``, ``nn.Conv1d/2d/3d``, ``nn.ConvTranspose1d/2d/3d``, a :class:`Convolution` or a matrix.
+        input_size: spatial size of the input, one int per axis or one for all. ``None`` encloses the smallest number
+            that bounds the norm at every size; with reflect and replicate padding, and some circular ones, only its
+            upper end holds for every size and the enclosure cannot close.
+        tol: relative width to reach.
+        max_bytes: most memory that one method may take.
+        max_seconds: when to stop; checked between batches, so it may be passed by one of them.
+
+    Returns:
+        The enclosure. If the tolerance could not be reached, it is the best one found, ``tol_reached`` is false and
+        ``explain()`` gives the reason.
+
+    Example:
+        >>> import torch, gramcert
+        >>> layer = torch.nn.Conv2d(1, 1, 3, padding=1, bias=False)
+        >>> _ = torch.nn.init.ones_(layer.weight)
+        >>> norm = gramcert.spectral_norm(layer, 16, tol=1e-9)
+        >>> print(norm)
+        8.796836860 ± 2.5e-9
+        >>> gramcert.spectral_norm(layer, 16) < 9 in gramcert.spectral_norm(layer)
+        True
+    """
+    return enclose("spectral_norm", layer, input_size, tol, Work(max_bytes, max_seconds, call="spectral_norm"))
+
+
+def enclose(
+    call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None, tol: float, work: Work
+) -> Enclosure:
+    """:func:`spectral_norm` with limits and progress from the caller."""
+    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 < tol < 1:
+        raise ValueError(f"{call}(tol={tol!r}): expected a number between 0 and 1")
+    description = as_convolution(call, layer)
+    axes = None
+    if input_size is not None:
+        if not is_spatial(layer):
+            raise ValueError(f"{call}(input_size={input_size}): {_name(layer)} has no spatial size, expected None")
+        sizes = axis_sizes(call, "input_size", input_size, description.axes, what=_name(layer))
+        axes = layer_axes(description, sizes)
+    require_finite(call, "layer", description.kernel)
+    with checked_arithmetic(call):
+        if not bool(description.kernel.any()):
+            return Enclosure(0.0, 0.0, "all weights are zero")
+        lifted = LiftedLayer.of(description)
+        inner = tol * (1 - RESERVE)
+        if axes is None:
+            lower, upper, method, notes = _every_size(lifted, inner, work)
+        else:
+            search = OneSize(lifted, axes, inner, work)
+            search.run()
+            lower, upper, method, notes = search.lower, search.upper, search.method, search.reasons
+    lower, upper = lifted.bounds(lower, upper)
+    steps = []
+    for step in work.steps:
+        low, high = lifted.bounds(step.lower, step.upper)
+        steps.append(dataclasses.replace(step, lower=low, upper=high))
+    result = Enclosure(lower, upper, method, steps=tuple(steps))
+    reached = result.relative_width <= tol
+    return dataclasses.replace(result, tol_reached=reached, notes=() if reached else tuple(dict.fromkeys(notes)))
+
+
+def _every_size(lifted: LiftedLayer, tol: float, work: Work) -> tuple[float, float, str, list[str]]:
+    found = supremum(lifted.reduced(lifted.kernels), tol, work)
+    square = every_size_square(lifted.layer, lifted.trimmed)
+    notes = [found.missed] if found.missed else []
+    if square == 1:
+        return found.lower, found.upper, EVERY_SIZE, notes
+    notes.append(
+        f"{lifted.layer.padding_mode} padding repeats pixels, so the upper bound for every size has the norm of the "
+        f"padding map, √{square}, as a factor and the enclosure cannot close; at a given input_size it can"
+    )
+    return found.lower, up(found.upper * root_up(square)), f"{EVERY_SIZE}, times √{square} for the padding", notes
+
+
+def as_convolution(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:
+    """Any layer as a convolution: matrices and linear layers as one with a single tap on one axis."""
+    if isinstance(layer, Tensor):
+        return _of_matrix(call, layer)
+    if isinstance(layer, nn.Linear):
+        return _of_matrix(call, effective_weight(call, layer, nn.Linear))
+    if not isinstance(layer, (Convolution, *LAYERS)):
+        raise TypeError(
+            f"{call}(layer): cannot bound {_name(layer)}; expected Linear, a Conv or ConvTranspose layer, a "
+            f"gramcert.Convolution or a matrix"
+        )
+    return Convolution.of(layer)
+
+
+def _of_matrix(call: str, matrix: Tensor) -> Convolution:
+    require_dense(call, "layer", matrix)
+    if matrix.dtype not in (*REAL_TYPES, *COMPLEX_TYPES):
+        raise TypeError(f"{call}(layer): expected a float32, float64 or complex matrix, got {matrix.dtype}")
+    if matrix.dim() != 2 or not matrix.numel():
+        raise ValueError(f"{call}(layer): expected a matrix with rows and columns, got shape {tuple(matrix.shape)}")
+    if matrix.is_complex():  # a complex matrix has the norm of this real one
+        matrix = torch.cat([torch.cat([matrix.real, -matrix.imag], 1), torch.cat([matrix.imag, matrix.real], 1)])
+    return Convolution(matrix[:, :, None])
+
+
+def is_spatial(layer: Any) -> bool:
+    """Whether a layer acts on inputs with a spatial size."""
+    return isinstance(layer, (Convolution, *LAYERS))
+
+
+def _name(layer: Any) -> str:
+    return "a matrix" if isinstance(layer, Tensor) else type(layer).__name__

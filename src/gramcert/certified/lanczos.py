@@ -1,0 +1,62 @@
+"""Lanczos iteration: a vector close to the top eigenvector. Nothing here is certified, and nothing needs to be."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# Orders up to which a dense eigendecomposition is faster, and Krylov steps above.
+DENSE_ORDER, KRYLOV_STEPS = 24, 12
+
+
+def top_eigenpair(matrix: Tensor, start: Tensor, shift: float, enough: float) -> tuple[float, Tensor]:
+    """About the largest eigenvalue of a Hermitian matrix, and its vector; matrix + shift·I is positive semidefinite."""
+    if len(matrix) <= DENSE_ORDER:
+        values, vectors = torch.linalg.eigh(matrix)
+        return float(values[-1]), vectors[:, -1]
+    value, vector = top_vector(lambda x: matrix @ x + shift * x, start, KRYLOV_STEPS, enough)
+    return value - shift, vector
+
+
+def top_vector(
+    apply: Callable[[Tensor], Tensor], start: Tensor, steps: int, enough: float = 0.0
+) -> tuple[float, Tensor]:
+    """Largest Ritz value and its vector, of a Hermitian positive semidefinite map, from at most ``steps`` products.
+
+    Args:
+        apply: the map on a flat vector, real or complex.
+        start: where to begin.
+        steps: most products to make.
+        enough: stop when five further steps have raised the value by less than this, relatively.
+    """
+    size = start.numel()
+    steps = min(steps, size)
+    basis = start.new_zeros(steps, size)
+    diagonal: list[float] = []
+    off: list[float] = []
+    vector = start / start.norm()
+    history: list[float] = []
+    for step in range(steps):
+        basis[step] = vector
+        image = apply(vector)
+        diagonal.append(float(torch.vdot(vector, image).real))
+        for _ in range(2):  # once is not enough in floating point
+            image = image - basis[: step + 1].T @ (basis[: step + 1].conj() @ image)
+        length = float(image.norm())
+        last = step + 1 == steps or length <= 1e-14 * max(diagonal)
+        if enough and step % 5 == 4:
+            history.append(_ritz(diagonal, off)[0])
+            last = last or (len(history) > 1 and history[-1] - history[-2] <= enough * history[-1])
+        if last:
+            break
+        off.append(length)
+        vector = image / length
+    value, weights = _ritz(diagonal, off)
+    return value, basis[: len(diagonal)].T @ weights.to(basis.dtype)
+
+
+def _ritz(diagonal: list[float], off: list[float]) -> tuple[float, Tensor]:
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    side = torch.tensor(off[: len(diagonal) - 1], dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(matrix + torch.diag(side, 1) + torch.diag(side, -1))
+    return float(values[-1]), vectors[:, -1]

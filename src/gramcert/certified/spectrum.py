@@ -1,0 +1,173 @@
+r"""Singular values of a layer at one input size, with a certified error.
+
+**Circulants.** The singular values are those of the symbols on the grid. **Otherwise** the k largest are those of the
+matrix itself where it is small enough.
+
+A computed decomposition A ≈ USV* proves its own values, whoever computed it: |σ_i(A) - σ_i(USV*)| <= ‖A - USV*‖, and
+σ_i(USV*) lies between s_i·√((1-α)(1-β)) and s_i·√((1+α)(1+β)) with α = ‖U*U - I‖, β = ‖V*V - I‖ (Weyl, Ostrowski).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.arguments import Sizes, axis_sizes, require_finite
+from gramcert.certified.choose import as_convolution, is_spatial
+from gramcert.certified.every_size import crude_norm
+from gramcert.certified.frequencies import Frequencies
+from gramcert.certified.gram_symbol import BATCH_BYTES
+from gramcert.certified.lifted import LiftedLayer
+from gramcert.certified.tapwise import dense_matrix
+from gramcert.geometry.axis import Axis, layer_axes
+from gramcert.geometry.convolution import Convolution
+from gramcert.geometry.reduction import one_size_bound
+from gramcert.rounding import (
+    TWIDDLE_ERROR,
+    checked_arithmetic,
+    complex_gamma,
+    gamma,
+    root_up,
+    scaled_tensor,
+    scaled_up,
+    total_up,
+    underflow,
+    up,
+)
+
+# Entries of a dense matrix up to which the largest singular values are computed: half a GiB in float64.
+DENSE_ENTRIES = 2**26
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values, descending, and an error that holds for each of them.
+
+    Attributes:
+        values: float64.
+        error: each true singular value differs from the one in its place by at most this, all rounding included.
+    """
+
+    values: Tensor
+    error: float
+
+
+def singular_values(
+    layer: nn.Module | Convolution | Tensor, input_size: Sizes | None, k: int | None = None
+) -> Spectrum:
+    """Singular values of a layer at one input size, with a certified error.
+
+    Args:
+        layer: ``nn.Conv1d/2d/3d``, ``nn.ConvTranspose1d/2d/3d``, a :class:`Convolution`, ``nn.Linear`` or a matrix.
+        input_size: one int per axis, or one for all; ``None`` for ``nn.Linear`` and matrices.
+        k: how many of the largest; ``None`` for all.
+
+    With circular padding that keeps the size (or divides it by the stride) any layer will do. Otherwise the layer's
+    matrix has to be small, at most 2²⁶ entries.
+
+    Example:
+        >>> import torch, gramcert
+        >>> layer = gramcert.Convolution(torch.tensor([[[1.0, 2.0, 1.0]]]), padding=1, padding_mode="circular")
+        >>> spectrum = gramcert.singular_values(layer, 4)
+        >>> spectrum.values.round(decimals=12), spectrum.error < 1e-13
+        (tensor([4., 2., 2., 0.], dtype=torch.float64), True)
+    """
+    call = "singular_values"
+    description = as_convolution(call, layer)
+    count = None if k is None else axis_sizes(call, "k", k, 1)[0]
+    axes = _axes(call, layer, description, input_size)
+    require_finite(call, "layer", description.kernel)
+    with checked_arithmetic(call):
+        lifted = LiftedLayer.of(description)
+        if all(axis.is_whole_circulant for axis in axes):
+            values, error = _of_circulant(lifted, axes)
+        else:
+            values, error = _of_matrix(call, lifted, axes)
+    outputs = description.kernel.shape[0] * math.prod(axis.outputs for axis in axes)
+    inputs = description.kernel.shape[1] * description.groups * math.prod(axis.size for axis in axes)
+    # Places of the input that no output reads, and the like, make further singular values of exactly zero.
+    values = torch.nn.functional.pad(values.sort(descending=True).values, (0, min(outputs, inputs) - len(values)))
+    scaled, lost = scaled_tensor(values[:count], lifted.exponent)
+    error = scaled_up(error + lifted.lost, lifted.exponent) + lost
+    return Spectrum(scaled, up(up(error)) if error else 0.0)  # up for each of the two sums
+
+
+def _axes(call: str, layer: Any, description: Convolution, input_size: Sizes | None) -> tuple[Axis, ...]:
+    if description.axes and is_spatial(layer):
+        if input_size is None:
+            raise ValueError(f"{call}(input_size=None): {type(layer).__name__} needs an input size")
+        return layer_axes(description, axis_sizes(call, "input_size", input_size, description.axes))
+    if input_size is not None:
+        raise ValueError(f"{call}(input_size={input_size}): a matrix has no spatial size, expected None")
+    return layer_axes(description, (1,))
+
+
+def _of_circulant(lifted: LiftedLayer, axes: tuple[Axis, ...]) -> tuple[Tensor, float]:
+    """The singular values of the symbols on the grid, each as often as its frequency and its copies occur."""
+    kernels, axes = lifted.at(axes)
+    grid = one_size_bound(axes).grids[0]
+    copies = math.prod(axis.outputs for axis in axes) // math.prod(grid.sizes)
+    repeats = grid.multiplicity(torch.device("cpu")).long() * copies
+    frequencies = Frequencies.of_grid(grid, list(range(len(axes))))
+    values, errors = [], [0.0]
+    for kernel in lifted.reduced(kernels):
+        flat = kernel.flatten(2)
+        places = torch.cartesian_prod(*(torch.arange(size) for size in kernel.shape[2:])).reshape(flat.shape[2], -1)
+        taps = flat.permute(2, 0, 1).reshape(len(places), -1).to(torch.complex128)
+        relative = up(complex_gamma(len(places) + 2) + TWIDDLE_ERROR)
+        storing = up(relative * crude_norm(kernel)) + underflow(4 * kernel.numel())
+        batch = max(1, BATCH_BYTES // (16 * max(flat[..., 0].numel(), len(places))))
+        for part, times in zip(frequencies.split(batch), repeats.split(batch), strict=True):
+            twiddles = torch.exp(-1j * part.angles(places))
+            found, error = _verified(twiddles @ taps, flat.shape[:2])
+            values.append(found.repeat_interleave(times, 0).flatten())
+            errors.append(up(error + storing))
+    return torch.cat(values), max(errors)
+
+
+def _of_matrix(call: str, lifted: LiftedLayer, axes: tuple[Axis, ...]) -> tuple[Tensor, float]:
+    """Those of the matrices of the groups."""
+    kernels, axes = lifted.at(axes)
+    if not kernels.numel():
+        return torch.zeros(0, dtype=torch.float64), 0.0
+    rows = kernels.shape[1] * math.prod(axis.outputs for axis in axes)
+    columns = kernels.shape[2] * math.prod(axis.size for axis in axes)
+    if rows * columns > DENSE_ENTRIES:
+        raise ValueError(
+            f"{call}: without circular padding that keeps the size, the matrix of a group may have at most "
+            f"{DENSE_ENTRIES} entries, got {rows} by {columns}; spectral_norm encloses the largest value at any size"
+        )
+    values, errors = [], []
+    for kernel in kernels:
+        matrix = dense_matrix(kernel, axes)
+        # Only where padding repeats pixels are entries sums of weights.
+        storing = up(gamma(kernel[0, 0].numel()) * up(crude_norm(kernel) * math.prod(axis.repetition for axis in axes)))
+        found, error = _verified(matrix[None], matrix.shape)
+        values.append(found[0])
+        errors.append(up(error + storing))
+    return torch.cat(values), max(errors)
+
+
+def _verified(matrices: Tensor, shape: Sequence[int]) -> tuple[Tensor, float]:
+    """Singular values of a batch of matrices, and a bound of the error of each."""
+    matrices = matrices.reshape(-1, *shape)
+    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    order = values.shape[-1]
+    largest = float(values.max())
+    # The Frobenius norms of U and V are √order up to their defects, here bounded generously.
+    product = up(2 * complex_gamma(max(shape) + 2) * up(1.1 * order))
+    residual = up(_frobenius(matrices - (left * values[:, None]) @ right) + up(2 * product * largest))
+    identity = torch.eye(order, dtype=matrices.dtype)
+    defects = [up(_frobenius(square - identity) + product) for square in (left.mH @ left, right @ right.mH)]
+    if not max(defects) < 0.1:
+        raise ArithmeticError("singular_values: torch.linalg.svd returned vectors that are not orthonormal")
+    return values, up(residual + up(largest * up(defects[0] + defects[1])))
+
+
+def _frobenius(matrices: Tensor) -> float:
+    """Upper bound of the largest Frobenius norm in a batch."""
+    entries = matrices.abs().square().flatten(1)
+    return root_up(up(total_up(entries) * (1 + 8 * gamma(4))))

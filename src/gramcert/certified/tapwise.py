@@ -1,0 +1,122 @@
+r"""A layer at one input size as a sum over its taps, with a bound of its rounding; and vectors that it stretches most.
+
+For any vector x, ‖Tx‖/‖x‖ is a lower bound of the norm. It does not matter where x comes from, so plane waves and
+Lanczos iteration look for a good one without any guarantee, and only the last product is made with care. It is written
+out here as k^D matrix products on gathered inputs, so that no convolution routine has to be trusted.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gramcert.certified.frequencies import Frequencies
+from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.geometry.axis import Axis
+from gramcert.rounding import down, gamma, norm_down, norm_up, underflow, up
+
+
+class TapwiseLayer:
+    """The linear map of kernels (groups, out, in, *taps): float64, (groups, in, *sizes) to (groups, out, *outputs)."""
+
+    def __init__(self, kernels: Tensor, axes: tuple[Axis, ...]) -> None:
+        self.kernels, self.axes = kernels, axes
+        groups, outputs, inputs = kernels.shape[:3]
+        self.input_shape = (groups, inputs, *(axis.size for axis in axes))
+        self.output_shape = (groups, outputs, *(axis.outputs for axis in axes))
+        self._sources = [axis.sources() for axis in axes]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """The layer on one input."""
+        return self._apply(self.kernels, x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The adjoint on one output."""
+        # One more place on each axis collects what zero padding throws away.
+        x = y.new_zeros(*self.input_shape[:2], *(axis.size + 1 for axis in self.axes))
+        flat = y.flatten(2)
+        for tap in itertools.product(*(range(axis.taps) for axis in self.axes)):
+            part = (at_tap(self.kernels, tap).mT @ flat).reshape(*self.input_shape[:2], *self.output_shape[2:])
+            for dim, (table, index) in enumerate(zip(self._sources, tap, strict=True), 2):
+                wider = part.new_zeros(*part.shape[:dim], self.axes[dim - 2].size + 1, *part.shape[dim + 1 :])
+                part = wider.index_add_(dim, table[:, index], part)
+            x += part
+        for dim, axis in enumerate(self.axes, 2):
+            x = x.narrow(dim, 0, axis.size)
+        return x
+
+    def norm_below(self, x: Tensor) -> float:
+        """Lower bound of ‖Tx‖/‖x‖, rounding included."""
+        image = self.apply(x)
+        terms = self.kernels[0, 0].numel() + 1
+        amount = up(norm_up(self._apply(self.kernels.abs(), x.abs())) * (1 + 4 * gamma(terms)))
+        lost = underflow(2 * terms * image.numel())
+        norm = down(norm_down(image) - up(up(gamma(terms) * amount) + lost))
+        size = norm_up(x)
+        return max(0.0, down(norm / size)) if size > 0 else 0.0
+
+    def _apply(self, kernels: Tensor, x: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(x, (0, 1) * len(self.axes))  # the place that stands for a zero
+        y = x.new_zeros(*self.output_shape[:2], math.prod(self.output_shape[2:]))
+        for tap, part in self._gathered(padded, ()):
+            y += at_tap(kernels, tap) @ part.flatten(2)
+        return y.reshape(self.output_shape)
+
+    def _gathered(self, x: Tensor, tap: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+        """For each tap the input that the outputs read with it."""
+        if len(tap) == len(self.axes):
+            yield tap, x
+            return
+        for index in range(self.axes[len(tap)].taps):
+            table = self._sources[len(tap)][:, index]
+            yield from self._gathered(x.index_select(2 + len(tap), table), (*tap, index))
+
+
+def at_tap(kernels: Tensor, tap: tuple[int, ...]) -> Tensor:
+    """The matrix of one tap: the trailing axes indexed."""
+    for index in reversed(tap):
+        kernels = kernels[..., index]
+    return kernels
+
+
+def dense_matrix(kernel: Tensor, axes: tuple[Axis, ...]) -> Tensor:
+    """The matrix of one group's kernel (out, in, *taps), rows (channel, place) by columns (channel, place)."""
+    outputs, inputs = kernel.shape[:2]
+    rows, columns = (math.prod(sizes) for sizes in zip(*((axis.outputs, axis.size) for axis in axes), strict=True))
+    matrix = kernel.new_zeros(outputs, rows, inputs, columns + 1)  # the last column collects what reads zeros
+    sources = [axis.sources() for axis in axes]
+    for tap in itertools.product(*(range(axis.taps) for axis in axes)):
+        column = torch.zeros(1, dtype=torch.int64)
+        inside = torch.ones(1, dtype=torch.bool)
+        for axis, table, index in zip(axes, sources, tap, strict=True):
+            column = (column[:, None] * axis.size + table[:, index]).flatten()
+            inside = (inside[:, None] & (table[:, index] < axis.size)).flatten()
+        column = torch.where(inside, column, columns)
+        # Advanced indices around a slice put their own axis first.
+        matrix[:, torch.arange(rows), :, column] += at_tap(kernel, tap)
+    return matrix[..., :columns].reshape(outputs * rows, inputs * columns)
+
+
+def plane_waves(
+    symbol: GramSymbol, frequency: Frequencies, vector: Tensor, axes: tuple[Axis, ...], channels: int
+) -> Tensor:
+    """Real and imaginary part of a plane wave of the reduced kernel under a sine window: (2, in, *sizes).
+
+    Output class 0 of the layer reads the places q = d(s'w + φ) of the padded input, phase φ of place w (see
+    :mod:`gramcert.geometry.reduction`, s' = s/gcd(s, d)). There the input is v_φ·e^(-iω·w), v the right singular
+    vector.
+    """
+    values = symbol.right_vector(frequency, vector)
+    phases = [axis.stride // math.gcd(axis.stride, axis.dilation) for axis in axes]
+    turns = dict(zip(symbol.axes, frequency.values()[0].tolist(), strict=True))
+    wave = values.reshape(channels, *phases)
+    for number, (axis, count) in enumerate(zip(axes, phases, strict=True)):
+        places = torch.arange(axis.size)
+        reached, spare = (places + axis.before) // axis.dilation, (places + axis.before) % axis.dilation
+        window = torch.sin((places + 1).double() * (math.pi / (axis.size + 1))) * (spare == 0)
+        factor = torch.exp(-1j * turns.get(number, 0.0) * (reached // count)) * window
+        # The phases of this axis become its places, moved behind those of the axes before.
+        wave = wave.index_select(1, reached % count).movedim(1, -1) * factor
+    return torch.stack([wave.real, wave.imag])

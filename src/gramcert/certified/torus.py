@@ -1,0 +1,320 @@
+r"""The largest σ(E(ω)) over all frequencies, or over a grid of them, enclosed.
+
+**Cells.** Let ω* be a maximiser of λ_max(G) over the torus, M the maximum, u its unit vector. For a cell with centre c
+and radius r (see :mod:`~gramcert.certified.frequencies`) that contains ω*, u*G(c)u >= M - κ(r) with each of
+
+* κ = M·sin²r: along the segment from ω* to c the function |u*E(ω)v| is of exponential type 1 in the weighted distance
+  and starts at its maximum, so it stays above √M·cos r (r <= π/2);
+* κ = (M - μ)·sin²r if μ <= λ_min(G) everywhere: the same for u*G(ω)u - (M + μ)/2, of type 2 and size (M - μ)/2;
+* κ = ½r²·Σ_(a≠0) max_j(a_j/d_j)²·‖C_a‖: the second derivative of u*G(ω)u, whose first one vanishes at ω*.
+
+So M <= U² follows if every cell of a cover has λ_max(G(c)) <= U² - κ(r) with U² in place of M in κ. Cells where that is
+not proved are split. The last two rules close at once where the symbol is flat (orthogonal-like layers), where the
+first would have to cut the whole torus into small cells.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gramcert.certified.frequencies import Cells, Frequencies
+from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.lanczos import top_eigenpair
+from gramcert.certified.work import OutOfBudgetError, Work
+from gramcert.rounding import down, gamma, norm_up, root_up, underflow, up
+
+# Radius of the cells whose centres are looked at first, and the largest one to start proofs from.
+FIRST_RADIUS = 0.4
+
+# Power iterations that rank the cells, and how many of them are followed to their local maximum.
+RANKING_STEPS, FOLLOWED = 10, 2
+
+# Newton steps that follow a maximum.
+FOLLOWING_STEPS = 12
+
+# Cells within this many radii of the maximiser found so far need not be followed again.
+BASIN = 4.0
+
+# The share of the room between lower bound and target that curvature may take in cells that should close.
+SHARE = 0.9
+
+# Eigenvalues that deviate from their mean by less than this share of it make a symbol worth to be called flat.
+FLAT = 0.4
+
+# Cells kept at a time; past it the search stops with what it has.
+MOST_CELLS = 2**21
+
+# The share of the room that rounding may take before float64 replaces float32.
+FLOAT32_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """Bounds of the largest σ(E), where it was found, and why the tolerance was missed, if it was."""
+
+    lower: float
+    upper: float
+    frequency: Frequencies
+    vector: Tensor
+    evaluations: int
+    missed: str = ""
+
+
+def torus_maximum(symbol: GramSymbol, tol: float, work: Work, floor: float = 0.0) -> Maximum:
+    """Enclose the largest σ(E) over all frequencies.
+
+    Args:
+        symbol: of one kernel.
+        tol: relative width asked for.
+        work: limits.
+        floor: a lower bound that something else has; the upper bound need not be nearer than the tolerance to it.
+    """
+    search = _Search(symbol, tol, work, floor, moving=True)
+    first = Cells.cover(symbol.degrees, FIRST_RADIUS)
+    search.look(first)
+    if work.max_seconds is not None and work.remaining > 0:
+        search.upper = min(search.upper, search.bound(first))  # in case that the time runs out
+    if work.remaining > 0:
+        search.measure_flatness(first)
+    return search.close(Cells.cover(symbol.degrees, search.first_radius()))
+
+
+def grid_maximum(symbol: GramSymbol, grid: Frequencies, tol: float, work: Work, floor: float = 0.0) -> Maximum:
+    """Enclose the largest σ(E) over the frequencies of a grid."""
+    search = _Search(symbol, tol, work, floor, moving=False)
+    search.look(Cells(grid, 0.0))
+    return search.close(Cells(grid, 0.0))
+
+
+class _Search:
+    def __init__(self, symbol: GramSymbol, tol: float, work: Work, floor: float, *, moving: bool) -> None:
+        self.symbol, self.tol, self.work, self.floor, self.moving = symbol, tol, work, floor, moving
+        self.generator = torch.Generator().manual_seed(0)
+        self.curvature = _curvature(symbol)
+        self.flattest = 0.0  # μ
+        self.evaluations = 0
+        self.lower = 0.0
+        self.upper = root_up(symbol.crude)  # known in any case
+        self.frequency = Frequencies(torch.zeros(1, len(symbol.axes), dtype=torch.int64), (1,) * len(symbol.axes))
+        self.vector = self._random(1, torch.float64)[0, :, 0]
+
+    @property
+    def target(self) -> float:
+        """The largest upper bound that satisfies the tolerance."""
+        return down(down(max(self.lower, self.floor) / up(1 - self.tol)))
+
+    @property
+    def room(self) -> float:
+        """How far λ may rise from the lower bound to the target."""
+        return self.target**2 - max(self.lower, self.floor) ** 2
+
+    def look(self, cells: Cells) -> None:
+        """Raise the lower bound from the most promising of these cells, apart from where it comes from already."""
+        if self.moving and self.lower:
+            cells = cells.choose((self._distance(cells.centres) > BASIN * cells.radius).nonzero()[:, 0])
+        if not len(cells):
+            return
+        values, vectors = self._rank(cells)
+        for index in values.topk(min(FOLLOWED, len(cells))).indices:
+            self._follow(cells.centres[index[None]], vectors[index])
+
+    def _distance(self, frequencies: Frequencies) -> Tensor:
+        """Σ_j d_j|ω_j - ω*_j| from the maximiser found so far, or from its mirror image, whichever is nearer."""
+        here, there = frequencies.values(), self.frequency.values()
+        turns = [torch.remainder(here - sign * there + math.pi, 2 * math.pi) - math.pi for sign in (1, -1)]
+        degrees = torch.tensor(self.symbol.degrees, dtype=torch.float64)
+        return torch.stack([turn.abs() @ degrees for turn in turns]).amin(0)
+
+    def first_radius(self) -> float:
+        """Where proofs start: a power of two times the radius at which every cell should close."""
+        room, size = max(SHARE * self.room, 1e-15 * self.target**2), self.target**2
+        if not size:
+            return FIRST_RADIUS
+        closing = math.asin(math.sqrt(min(0.9, room / max(size - self.flattest, room))))
+        closing = max(closing, min(4.0, math.sqrt(2 * room / max(self.curvature, 1e-300))))
+        return closing * 2.0 ** max(0, math.floor(math.log2(FIRST_RADIUS / closing)))
+
+    def measure_flatness(self, cells: Cells) -> None:
+        """Find μ <= λ_min(G) everywhere, if the symbol looks flat and that would help.
+
+        With λ_max <= α and λ_min >= β at the centres of a cover, M <= α + (M - μ)sin²r and μ >= β - (M - μ)sin²r,
+        whence M - μ <= (α - β)/cos 2r.
+        """
+        mean = float(self.symbol.correlations[0].trace()) / self.symbol.order
+        energy = self.symbol.correlations.square().sum((1, 2))
+        deviation = math.sqrt(max(0.0, float(2 * energy.sum() - energy[0]) / self.symbol.order - mean**2))
+        if not self.symbol.is_complex or deviation > FLAT * mean or self.first_radius() >= FIRST_RADIUS:
+            return
+        highest, lowest = self._certified_level(cells), -self._certified_level(cells, -1)
+        spread = up(up(highest - lowest) / down(down(math.cos(up(2 * cells.radius)))))
+        excess = up(spread * _sine_squared(cells.radius))
+        self.flattest = max(0.0, down(lowest - excess))
+        self.upper = min(self.upper, root_up(up(highest + excess)))
+
+    def close(self, cells: Cells) -> Maximum:
+        """Prove the target on every cell, splitting where that fails."""
+        missed, highest = "", 0.0
+        try:
+            while len(cells):
+                start = time.perf_counter()
+                failing = self._unproved(cells)
+                seconds = time.perf_counter() - start
+                if not len(failing):
+                    break
+                share, cells = len(failing) / len(cells), cells.choose(failing)
+                before = self.target
+                self.look(cells)
+                if self.target > before * (1 + self.tol / 20):
+                    continue  # a better maximiser was found: the same cells may pass now
+                missed = self._reason_to_stop(cells, seconds * share)
+                if missed:
+                    highest = self.bound(cells)
+                    break
+                cells = cells.split()
+        except OutOfBudgetError as error:
+            missed, highest = str(error), math.inf
+        upper = max(self.lower, min(self.upper, max(self.target, highest)))
+        return Maximum(self.lower, upper, self.frequency, self.vector, self.evaluations, missed)
+
+    def bound(self, cells: Cells) -> float:
+        """Upper bound of σ if the maximiser is in one of these cells."""
+        level = self._certified_level(cells)
+        if not cells.radius:
+            return root_up(level)
+        candidates = [up(level + up(self.curvature * up(cells.radius * cells.radius)) / 2)]
+        if cells.radius < 1.5:
+            share = _sine_squared(cells.radius)
+            candidates.append(up(up(level - down(self.flattest * down(share))) / down(1 - share)))
+        return root_up(min(candidates))
+
+    def _allowance(self, radius: float) -> float:
+        """κ(r) if the maximum is the target."""
+        if not radius:
+            return 0.0
+        allowance = up(up(self.curvature * up(radius * radius)) / 2)
+        if radius < math.pi / 2:
+            size = up(up(self.target * self.target) - self.flattest)
+            allowance = min(allowance, up(size * _sine_squared(radius)))
+        return allowance
+
+    def _unproved(self, cells: Cells) -> Tensor:
+        """Indices of the cells for which the target could not be proved."""
+        level = down(down(self.target * self.target) - self._allowance(cells.radius))
+        return self._failing(cells, level, self._precision(), report=True)
+
+    def _precision(self) -> torch.dtype:
+        coarse = self.symbol.rounding(self.target**2, torch.float32)
+        return torch.float32 if coarse <= FLOAT32_SHARE * self.room else torch.float64
+
+    def _failing(
+        self, cells: Cells, level: float, dtype: torch.dtype, sign: int = 1, *, report: bool = False
+    ) -> Tensor:
+        passed = torch.zeros(len(cells), dtype=torch.bool)
+        for start in range(0, len(cells), self.symbol.batch(dtype)):
+            part = slice(start, start + self.symbol.batch(dtype))
+            passed[part] = self.symbol.all_below(cells.centres[part], level, dtype, sign)
+            if report:
+                self.work.tick("frequencies", start / len(cells))
+        self.evaluations += len(cells)
+        return (~passed).nonzero()[:, 0]
+
+    def _certified_level(self, cells: Cells, sign: int = 1) -> float:
+        """A level, as low as a few tries find, that λ_max(sign·G) is proved not to exceed at the centres."""
+        values, vectors = self._rank(cells, sign)
+        estimate = max(self._follow(cells.centres[i[None]], vectors[i], sign) for i in values.topk(1).indices)
+        size = max(abs(estimate), self.target**2)
+        margin = self.symbol.rounding(size, torch.float64) + 1e-13 * size
+        for _ in range(60):
+            cells = cells.choose(self._failing(cells, estimate + margin, torch.float64, sign))
+            if not len(cells):
+                return estimate + margin
+            margin *= 4
+        return up(self.symbol.crude)
+
+    def _reason_to_stop(self, cells: Cells, seconds: float) -> str:
+        if self._allowance(cells.radius) <= self.room / 50:
+            return "rounding in float64 leaves no room for this tolerance"
+        children = 2 ** len(self.symbol.axes)
+        if children * len(cells) > MOST_CELLS:
+            return f"the symbol is too flat: more than {MOST_CELLS} cells would be needed"
+        if children * seconds > self.work.remaining:
+            return f"max_seconds={self.work.max_seconds} would not be enough for the next level of cells"
+        return ""
+
+    def _rank(self, cells: Cells, sign: int = 1) -> tuple[Tensor, Tensor]:
+        """Estimates of λ_max(sign·G) at the centres, and vectors, by power iteration in float32."""
+        dtype = torch.float32
+        values, vectors = [], []
+        shift = 0.0 if sign > 0 else 1.05 * self.target**2
+        for centres in cells.centres.split(self.symbol.batch(dtype)):
+            matrices = self.symbol.evaluate(centres, dtype)
+            if sign < 0:
+                matrices.neg_().diagonal(dim1=-2, dim2=-1).add_(shift)
+            vector = self._random(len(centres), dtype)
+            for _ in range(RANKING_STEPS):
+                vector = matrices @ (vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-30))
+            values.append(vector.norm(dim=1)[:, 0] - shift)
+            vectors.append(vector[:, :, 0])
+        self.evaluations += len(cells)
+        return torch.cat(values), torch.cat(vectors)
+
+    def _follow(self, start: Frequencies, vector: Tensor, sign: int = 1) -> float:
+        """The local maximum of λ_max(sign·G) from a frequency, which stays on a grid; raises the lower bound."""
+        shift = 0.0 if sign > 0 else 1.05 * self.target**2
+        frequency, value = start, -math.inf
+        steps = FOLLOWING_STEPS if self.moving and self.symbol.is_complex and sign > 0 else 1
+        vector = vector.to(torch.complex128 if self.symbol.is_complex else torch.float64)
+        for step in range(steps):
+            matrix = sign * self.symbol.evaluate(frequency, torch.float64)[0]
+            new, vector = top_eigenpair(matrix, vector, shift, self.tol / 100)
+            gained, value = new - value, max(new, value)
+            if gained <= self.tol / 100 * value:
+                break
+            if step + 1 < steps:
+                frequency = Frequencies.nearest(self._ascend(frequency.values()[0], vector))
+        if sign > 0:
+            lower = self.symbol.norm_below(frequency, vector)
+            if lower > self.lower:
+                self.lower, self.frequency, self.vector = lower, frequency, vector
+        return value
+
+    def _ascend(self, frequency: Tensor, vector: Tensor) -> Tensor:
+        """A Newton step for the trigonometric polynomial v*G(ω)v, which touches λ_max from below."""
+        parts = torch.view_as_real(vector / vector.norm())
+        images = self.symbol.correlations @ parts
+        real = torch.einsum("pi,api->a", parts, images)
+        imaginary = parts[:, 0] @ images[:, :, 1].T - parts[:, 1] @ images[:, :, 0].T
+        lags = self.symbol.lags.double()
+        terms = torch.complex(real, imaginary) * torch.exp(-1j * (lags @ frequency))
+        gradient = 2 * terms.imag @ lags
+        hessian = -2 * lags.T @ (terms.real[:, None] * lags)
+        curvatures, directions = torch.linalg.eigh(hessian)
+        step: Tensor = directions @ ((directions.T @ gradient) / curvatures.abs().clamp_min(1e-300))
+        limit = 0.5 / max(self.symbol.degrees)
+        step *= min(1.0, limit / max(float(step.abs().max()), 1e-300))
+        return frequency + step
+
+    def _random(self, count: int, dtype: torch.dtype) -> Tensor:
+        parts = torch.randn(count, self.symbol.order, 1, 2, generator=self.generator, dtype=dtype)
+        return torch.view_as_complex(parts) if self.symbol.is_complex else parts[..., 0]
+
+
+def _curvature(symbol: GramSymbol) -> float:
+    """Σ_(a≠0) max_j(a_j/d_j)²·‖C_a‖ rounded up, ‖C_a‖ by the smaller of Frobenius norm and √(‖·‖₁‖·‖_∞)."""
+    total = 0.0
+    error = up(gamma(symbol.kernel[0].numel() + 2) * symbol.crude) + underflow(symbol.kernel.numel())
+    for lag, matrix in zip(symbol.lags[1:].tolist(), symbol.correlations[1:], strict=True):
+        weight = max(up(abs(a) / d) for a, d in zip(lag, symbol.degrees, strict=True))
+        sizes = matrix.abs()
+        mixed = float(sizes.sum(0).max()) * float(sizes.sum(1).max())
+        norm = min(norm_up(matrix), root_up(up(mixed * (1 + 8 * gamma(symbol.order)))))
+        total = up(total + up(up(weight * weight) * norm))
+    return up(2 * up(total + 4 * error)) if len(symbol.lags) > 1 else 0.0
+
+
+def _sine_squared(radius: float) -> float:
+    sine = up(up(math.sin(radius)))
+    return min(1.0, up(sine * sine))

@@ -1,0 +1,65 @@
+"""What one answer may cost, and the record of what was tried for it."""
+
+import time
+from collections.abc import Callable
+
+from gramcert.enclosure import Step
+
+Progress = Callable[[str, float], None]
+
+
+class OutOfBudgetError(Exception):
+    """The work would take more time or memory than allowed, for the reason in the message."""
+
+
+class Work:
+    """Limits of one call and its record.
+
+    Args:
+        max_bytes: most memory that a single method may hold.
+        max_seconds: when to stop, checked between batches; ``None`` never.
+        call: name of the public function, for errors.
+        progress: told the name of the method and the share of it that is done.
+    """
+
+    def __init__(
+        self, max_bytes: int, max_seconds: float | None, progress: Progress | None = None, *, call: str = "Work"
+    ) -> None:
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
+            raise ValueError(f"{call}(max_bytes={max_bytes!r}): expected a positive int")
+        is_number = isinstance(max_seconds, (int, float)) and not isinstance(max_seconds, bool)
+        if max_seconds is not None and not (is_number and max_seconds >= 0):
+            raise ValueError(f"{call}(max_seconds={max_seconds!r}): expected None or a number that is not negative")
+        self.max_bytes = max_bytes
+        self.max_seconds = max_seconds
+        self.steps: list[Step] = []
+        self._progress = progress
+        self._start = self._step_start = time.perf_counter()
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left, infinite without a limit."""
+        if self.max_seconds is None:
+            return float("inf")
+        return self.max_seconds - (time.perf_counter() - self._start)
+
+    def tick(self, name: str, share: float) -> None:
+        """Report progress, and stop if the time is up."""
+        if self._progress is not None:
+            self._progress(name, share)
+        if self.remaining < 0:
+            raise OutOfBudgetError(f"{name}: max_seconds={self.max_seconds} is over")
+
+    def require_bytes(self, name: str, needed: int) -> None:
+        """Stop if a method needs more memory than allowed."""
+        if needed > self.max_bytes:
+            raise OutOfBudgetError(
+                f"{name}: needs {needed / 2**30:.2g} GiB, more than max_bytes={self.max_bytes} "
+                f"({self.max_bytes / 2**30:.2g} GiB)"
+            )
+
+    def record(self, name: str, lower: float, upper: float, note: str = "") -> None:
+        """Note what a method proved; its time runs from the previous record."""
+        now = time.perf_counter()
+        self.steps.append(Step(name, lower, upper, now - self._step_start, note))
+        self._step_start = now

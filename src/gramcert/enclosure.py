@@ -1,0 +1,236 @@
+"""Two floats with a number certainly between them, and arithmetic that keeps it so."""
+
+import decimal
+import math
+import sys
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gramcert.rounding import ASSUMPTIONS, root_down, root_up
+
+Exact = Fraction | float  # a float only where it is infinite
+
+_DECIMALS = decimal.Context(prec=800)  # every float64 and every sum of two is exact
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that was tried: what it proved, what it cost, and why it was or was not enough."""
+
+    name: str
+    lower: float
+    upper: float
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Enclosure:
+    """A number known to lie between two floats, all rounding included.
+
+    Arithmetic rounds outward. Comparisons are true only when they are certain, so ``a < b`` and ``a >= b`` can both be
+    false. There is no silent conversion to a float: say ``.upper`` or ``.lower``.
+
+    Attributes:
+        lower: lower bound.
+        upper: upper bound; may be infinite.
+        method: what proved it.
+        tol_reached: whether the relative width that was asked for was reached.
+        steps: what was tried; :meth:`explain` prints it.
+        notes: what else a reader should know, such as why the tolerance was missed.
+
+    Example:
+        >>> from gramcert import Enclosure
+        >>> third = Enclosure(0.3333, 0.3334)
+        >>> print(third + 1)
+        1.33335 ± 5.1e-5
+        >>> 1 / 3 in third, third < 0.4, third < 0.33335, third > 0.33335
+        (True, True, False, False)
+    """
+
+    lower: float
+    upper: float
+    method: str = ""
+    tol_reached: bool = True
+    steps: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"Enclosure({name}): expected a float, got {value!r}")
+            if isinstance(value, int):
+                if float(value) != value:
+                    raise ValueError(f"Enclosure({name}={value}): expected a number that a float holds exactly")
+                object.__setattr__(self, name, float(value))
+        if not self.lower <= self.upper or self.lower == math.inf or self.upper == -math.inf:  # also refuses NaN
+            raise ValueError(f"Enclosure({self.lower}, {self.upper}): expected numbers with lower <= upper")
+
+    @property
+    def relative_width(self) -> float:
+        """(upper - lower)/upper; 0 when both are equal, 1 when upper is infinite."""
+        if self.upper == self.lower:
+            return 0.0
+        if math.isinf(self.upper) or math.isinf(self.lower):
+            return 1.0 if self.lower >= 0 else math.inf
+        return (self.upper - self.lower) / abs(self.upper) if self.upper else math.inf
+
+    def __contains__(self, value: "float | Enclosure") -> bool:
+        other = _enclosure(value)
+        return self.lower <= other.lower and other.upper <= self.upper
+
+    def __add__(self, other: "float | Enclosure") -> "Enclosure":
+        other = _enclosure(other)
+        low, high = _sum(self.lower, other.lower), _sum(self.upper, other.upper)
+        return self._with(other, _round_down(low), _round_up(high))
+
+    __radd__ = __add__
+
+    def __mul__(self, other: "float | Enclosure") -> "Enclosure":
+        other = _enclosure(other)
+        products = [_product(a, b) for a in (self.lower, self.upper) for b in (other.lower, other.upper)]
+        return self._with(other, _round_down(min(products)), _round_up(max(products)))
+
+    __rmul__ = __mul__
+
+    def max(self, other: "float | Enclosure") -> "Enclosure":
+        """The larger of two enclosed numbers."""
+        other = _enclosure(other)
+        return self._with(other, max(self.lower, other.lower), max(self.upper, other.upper))
+
+    def sqrt(self) -> "Enclosure":
+        """The square root of an enclosed number that is not negative."""
+        if self.lower < 0:
+            raise ValueError(f"Enclosure.sqrt: expected a number that is not negative, got {self!r}")
+        exact = [math.sqrt(value) for value in (self.lower, self.upper)]
+        lower = exact[0] if _is_square(self.lower, exact[0]) else root_down(self.lower)
+        upper = exact[1] if _is_square(self.upper, exact[1]) else root_up(self.upper)
+        return self._with(self, lower, upper)
+
+    def __lt__(self, other: "float | Enclosure") -> bool:
+        return self.upper < _enclosure(other).lower
+
+    def __le__(self, other: "float | Enclosure") -> bool:
+        return self.upper <= _enclosure(other).lower
+
+    def __gt__(self, other: "float | Enclosure") -> bool:
+        return self.lower > _enclosure(other).upper
+
+    def __ge__(self, other: "float | Enclosure") -> bool:
+        return self.lower >= _enclosure(other).upper
+
+    def __eq__(self, other: object) -> bool:
+        """Certainly equal: both are the same exactly known number."""
+        if not isinstance(other, (int, float, Enclosure)):
+            return NotImplemented
+        other = _enclosure(other)
+        return self.lower == self.upper == other.lower == other.upper
+
+    def __ne__(self, other: object) -> bool:
+        """Certainly different: no number is in both."""
+        if not isinstance(other, (int, float, Enclosure)):
+            return NotImplemented
+        return self < other or self > other
+
+    def __hash__(self) -> int:
+        return hash(self.lower) if self.lower == self.upper else hash((self.lower, self.upper))
+
+    def __float__(self) -> float:
+        raise TypeError("float(Enclosure): which end? use .upper for a guarantee from above, .lower from below")
+
+    def __bool__(self) -> bool:
+        raise TypeError("bool(Enclosure): compare it with a number instead")
+
+    def __str__(self) -> str:
+        """Guaranteed digits only: the printed centre and radius contain both ends."""
+        if math.isinf(self.upper) or math.isinf(self.lower):
+            return (
+                f"between {self.lower!r} and {self.upper!r}" if math.isinf(self.lower) else f"at least {self.lower!r}"
+            )
+        with decimal.localcontext(_DECIMALS):
+            low, high = decimal.Decimal(self.lower), decimal.Decimal(self.upper)
+            if low == high:
+                centre = decimal.Decimal(repr(self.lower))
+            else:
+                half = (high - low) / 2
+                centre = ((low + high) / 2).quantize(decimal.Decimal(1).scaleb(half.adjusted()))
+            radius = max(high - centre, centre - low)
+        # Without an exponent only where every digit that is then written is guaranteed.
+        exponent = centre.as_tuple().exponent
+        plain = centre.adjusted() >= -5 and isinstance(exponent, int) and exponent <= 0
+        text = f"{centre:f}" if plain else f"{centre:e}"
+        return text if radius == 0 else f"{text} ± {_two_digits_up(radius)}"
+
+    def explain(self) -> str:
+        """What was tried and what it cost, the outcome, and what the guarantee assumes."""
+        lines = [
+            f"{self}",
+            f"  lower {self.lower!r}",
+            f"  upper {self.upper!r}",
+            f"  relative width {self.relative_width:.2g}, tolerance {'reached' if self.tol_reached else 'NOT reached'}",
+        ]
+        lines += [f"by {self.method}"] if self.method else []
+        lines += [f"note: {note}" for note in self.notes]
+        if self.steps:
+            lines.append(f"tried, {sum(step.seconds for step in self.steps):.3g} s in all:")
+        for step in self.steps:
+            note = f"; {step.note}" if step.note else ""
+            lines.append(f"  {step.name}: {step.lower:.9g} to {step.upper:.9g}, {step.seconds:.3g} s{note}")
+        lines += ["assumed (docs/what-is-certified.md):", *(f"  {assumption}" for assumption in ASSUMPTIONS)]
+        return "\n".join(lines)
+
+    def _with(self, other: "Enclosure", lower: float, upper: float) -> "Enclosure":
+        return Enclosure(lower, upper, "", self.tol_reached and other.tol_reached)
+
+
+def _enclosure(value: "float | Enclosure") -> Enclosure:
+    if isinstance(value, Enclosure):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"Enclosure: expected a float or an Enclosure, got {type(value).__name__}")
+    return Enclosure(value, value)
+
+
+def _sum(a: float, b: float) -> Exact:
+    return a + b if math.isinf(a) or math.isinf(b) else Fraction(a) + Fraction(b)
+
+
+def _product(a: float, b: float) -> Exact:
+    if not a or not b:
+        return Fraction(0)  # also 0·∞: the number is finite, only its bound is not
+    return a * b if math.isinf(a) or math.isinf(b) else Fraction(a) * Fraction(b)
+
+
+def _round_up(exact: Exact) -> float:
+    """The smallest float that is not below."""
+    nearest = _nearest(exact)
+    return nearest if nearest >= exact else math.nextafter(nearest, math.inf)
+
+
+def _round_down(exact: Exact) -> float:
+    """The largest finite float that is not above."""
+    nearest = min(_nearest(exact), sys.float_info.max)
+    return nearest if nearest <= exact else math.nextafter(nearest, -math.inf)
+
+
+def _nearest(exact: Exact) -> float:
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
+
+
+def _is_square(value: float, root: float) -> bool:
+    """Whether the root is exact: its square, as an exact fraction."""
+    if math.isinf(value):
+        return True
+    top, bottom = root.as_integer_ratio()
+    return (top * top, bottom * bottom) == value.as_integer_ratio()
+
+
+def _two_digits_up(radius: decimal.Decimal) -> str:
+    with decimal.localcontext(decimal.Context(prec=2, rounding=decimal.ROUND_CEILING)):
+        rounded = +radius
+    digits, exponent = f"{rounded:.1e}".split("e")
+    return f"{digits}e{int(exponent)}"

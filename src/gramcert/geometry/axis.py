@@ -1,0 +1,73 @@
+"""One spatial axis of a layer at one input size: which place of the input each output reads with each tap."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gramcert.geometry.convolution import Convolution
+from gramcert.geometry.padding import PaddingMode, largest_repetition, source_indices
+
+
+@dataclass(frozen=True)
+class Axis:
+    """y[o] = Σ_a K[a] x̃[stride·o + dilation·a - before] for 0 <= o < outputs, x̃ the input of ``size`` places, padded.
+
+    ``before`` is negative where the first places are never read.
+    """
+
+    size: int
+    outputs: int
+    before: int
+    taps: int
+    stride: int
+    dilation: int
+    mode: PaddingMode
+
+    @property
+    def used(self) -> int:
+        """How many places of the padded axis are in reach, counted from the first."""
+        return (self.outputs - 1) * self.stride + self.dilation * (self.taps - 1) + 1
+
+    @property
+    def is_circulant(self) -> bool:
+        """Whether the axis consists of rows of circulants (see :mod:`gramcert.geometry.reduction`)."""
+        fits = self.size % self.stride == 0 and self.outputs * self.stride <= self.size
+        return self.mode == "circular" and fits
+
+    @property
+    def is_whole_circulant(self) -> bool:
+        """Whether all rows of the circulants are there."""
+        return self.is_circulant and self.outputs * self.stride == self.size
+
+    @property
+    def repetition(self) -> int:
+        """How often the most repeated place occurs among the used ones."""
+        return 1 if self.mode == "zeros" else largest_repetition(self.size, self.before, self.used, self.mode)
+
+    def sources(self) -> Tensor:
+        """The place that each output (row) reads with each tap (column); ``size`` stands for a zero."""
+        outputs, taps = torch.arange(self.outputs)[:, None], torch.arange(self.taps)
+        padded = self.stride * outputs + self.dilation * taps
+        if self.mode == "zeros":
+            places = padded - self.before
+            return torch.where((places >= 0) & (places < self.size), places, self.size)
+        after = max(0, self.used - self.size - self.before)
+        return source_indices(self.size, self.before, after, self.mode)[padded]
+
+    def without_taps(self, first: int, last: int) -> "Axis":
+        """The same axis if that many taps at the beginning and at the end are zero."""
+        return dataclasses.replace(self, before=self.before - self.dilation * first, taps=self.taps - first - last)
+
+
+def layer_axes(layer: Convolution, input_size: tuple[int, ...]) -> tuple[Axis, ...]:
+    """The axes of a layer; of a transposed one, those of its adjoint, which has the same norm."""
+    output_size = layer.output_size(input_size)
+    inputs, outputs = (output_size, input_size) if layer.transposed else (input_size, output_size)
+    return tuple(
+        Axis(n, n_out, before, taps, stride, dilation, layer.padding_mode)
+        for n, n_out, (before, _), taps, stride, dilation in zip(
+            inputs, outputs, layer.padding, layer.kernel_size, layer.stride, layer.dilation, strict=True
+        )
+    )

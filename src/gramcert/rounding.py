@@ -1,0 +1,192 @@
+r"""The only file that knows machine epsilon: directed rounding, error terms, and what is assumed of the machine.
+
+Notation: u is the unit roundoff (2⁻⁵³ in float64, 2⁻²⁴ in float32), γ_n = nu/(1-nu). Every term holds for any order of
+summation, with or without fused multiply-add, so it does not depend on threads, blocking or vector width. Underflow
+adds at most the smallest normal number per operation, even if subnormal results are flushed to zero.
+
+The derivations are in ``docs/what-is-certified.md``.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+_SMALLEST_NORMAL = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
+
+# Roundings of one entry of a Cholesky factor beside its sum: reciprocal of the pivot, product, root, storing.
+_PIVOT_ROUNDINGS = 8
+
+# |fl(e^(iφ)) - e^(iφ)| for angles 0 <= φ <= 6π that are themselves rounded: 75u for the angle, and sine and cosine
+# within 4 units of their last place.
+TWIDDLE_ERROR = 128 * _UNIT[torch.float64]
+
+ASSUMPTIONS = (
+    "IEEE 754 arithmetic, rounding to nearest, subnormal numbers kept (checked in every call)",
+    "float32 products keep their 24 bits: no TF32, no bfloat16 (set, and checked in every call)",
+    "matrix products, triangular solves and Cholesky factors of BLAS and LAPACK are the conventional ones, in any "
+    "order of summation: no Strassen, no 3M",
+    "sine and cosine of float64 angles are within 4 units in the last place",
+)
+
+
+def up(value: float) -> float:
+    """The next float above: an upper bound of the real number that was rounded to ``value``."""
+    return math.nextafter(value, math.inf)
+
+
+def down(value: float) -> float:
+    """The next float below, but a non-negative quantity stays non-negative."""
+    return max(0.0, math.nextafter(value, -math.inf)) if value >= 0 else math.nextafter(value, -math.inf)
+
+
+def root_up(value: float) -> float:
+    """Upper bound of the square root."""
+    return up(math.sqrt(value))
+
+
+def root_down(value: float) -> float:
+    """Lower bound of the square root; 0 for negative numbers."""
+    return down(math.sqrt(max(0.0, value)))
+
+
+def scaled_up(value: float, exponent: int) -> float:
+    """Upper bound of value·2^exponent: exact, but for overflow and underflow."""
+    try:
+        scaled = math.ldexp(value, exponent)
+    except OverflowError:
+        return math.inf
+    return scaled if math.ldexp(scaled, -exponent) == value else up(scaled)
+
+
+def scaled_down(value: float, exponent: int) -> float:
+    """Lower bound of value·2^exponent for value >= 0."""
+    try:
+        scaled = math.ldexp(value, exponent)
+    except OverflowError:
+        return math.nextafter(math.inf, 0.0)
+    return scaled if math.ldexp(scaled, -exponent) == value else down(scaled)
+
+
+def gamma(terms: int, dtype: torch.dtype = torch.float64) -> float:
+    """γ_n: bounds the relative error of n roundings in a row, and of sums of n products in any order."""
+    small = terms * _UNIT[dtype]  # exact: a power of two times an integer
+    return up(small / (1 - small)) if small < 1 else math.inf
+
+
+def underflow(operations: int, dtype: torch.dtype = torch.float64) -> float:
+    """What that many operations can lose to underflow, absolutely."""
+    return operations * _SMALLEST_NORMAL[dtype]
+
+
+def complex_gamma(terms: int, dtype: torch.dtype = torch.float64) -> float:
+    """|fl(Σab) - Σab| <= √2·γ_2n·Σ|a||b| for complex sums: each part is a real sum of 2n products."""
+    return up(1.4142135623730951 * gamma(2 * terms, dtype))
+
+
+def total_up(values: Tensor) -> float:
+    """Upper bound of the largest sum over the last axis of non-negative float64 numbers."""
+    terms = values.shape[-1]
+    return up(float(values.sum(-1).max()) * (1 + 2 * gamma(terms))) + underflow(terms)
+
+
+def square_norm(vector: Tensor) -> tuple[float, float]:
+    """Lower and upper bound of Σ|x|², x real or complex in float64; in two stages, so that the term stays small."""
+    real = torch.view_as_real(vector).flatten() if vector.is_complex() else vector.flatten()
+    side = max(1, math.isqrt(real.numel()))
+    whole = real.numel() // side * side
+    partial = torch.cat([real[:whole].reshape(-1, side).square().sum(-1), real[whole:].square().sum()[None]])
+    total = float(partial.sum())
+    error = gamma(side + len(partial) + 1)
+    lost = underflow(2 * real.numel())
+    return down(down(total / (1 + error)) - lost), up(up(total * (1 + 2 * error)) + lost)
+
+
+def norm_down(vector: Tensor) -> float:
+    """Lower bound of the Euclidean norm."""
+    return root_down(square_norm(vector)[0])
+
+
+def norm_up(vector: Tensor) -> float:
+    """Upper bound of the Euclidean norm."""
+    return root_up(square_norm(vector)[1])
+
+
+def cholesky_error(order: int, trace: float, dtype: torch.dtype, *, is_complex: bool) -> float:
+    """If the Cholesky factorisation of a stored Hermitian A runs to its end, λ_min(A) >= -this.
+
+    The computed R satisfies |R*R - A| <= ρ|R*||R| with ρ of a sum of ``order`` products, so Σ_k |r_ki|² <= a_ii/(1-ρ),
+    and ‖|R*||R|‖ <= ‖R‖_F² <= tr(A)/(1-ρ) (Higham, chapter 10; Rump 2006).
+    """
+    relative = (complex_gamma if is_complex else gamma)(order + _PIVOT_ROUNDINGS, dtype)
+    if relative >= 1:
+        return math.inf
+    lost = underflow(4 * order * (order + _PIVOT_ROUNDINGS), dtype)
+    return up(up(up(relative * trace) / down(1 - relative)) + lost)
+
+
+def banded_cholesky_error(terms: int, half_bandwidth: int, largest: float) -> float:
+    """The same for a real matrix in float64 with that half-bandwidth, sums of ``terms`` and largest diagonal entry.
+
+    (|Rᵀ||R|)_ij <= √(a_ii·a_jj)/(1-ρ) and is zero outside the band, so its row sums are at most (2b+1)·max a_ii/(1-ρ).
+    """
+    relative = gamma(terms + _PIVOT_ROUNDINGS)
+    row = (2 * half_bandwidth + 1) * largest
+    lost = underflow(8 * (half_bandwidth + 1) * (terms + _PIVOT_ROUNDINGS))
+    return up(up(up(relative * row) / down(1 - relative)) + lost)
+
+
+def diagonal_error(size: float, dtype: torch.dtype) -> float:
+    """Rounding of t - a_ii where both are at most ``size``, t being rounded to the type first."""
+    return 4 * _UNIT[dtype] * size
+
+
+def lift(weights: Tensor) -> tuple[Tensor, float, int]:
+    """Weights as float64 times a power of two, with largest entry in [½, 1).
+
+    Returns the scaled weights, how much each of them may have lost to underflow, and the exponent that undoes it.
+    """
+    exact = weights.detach().cpu().double()
+    exponent = math.frexp(float(exact.abs().max()))[1]
+    return *scaled_tensor(exact, -exponent), exponent
+
+
+def scaled_tensor(values: Tensor, exponent: int) -> tuple[Tensor, float]:
+    """values·2^exponent in float64, and how much each entry may have lost to underflow."""
+    half = exponent // 2
+    scaled = values * 2.0**half * 2.0 ** (exponent - half)
+    kept = torch.equal(scaled * 2.0 ** (half - exponent) * 2.0**-half, values)
+    return scaled, 0.0 if kept else 2.0**-1073
+
+
+@contextmanager
+def checked_arithmetic(call: str) -> Iterator[None]:
+    """Full precision inside, without gradients, after checking what can be checked of the machine."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            _check(call)
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _check(call: str) -> None:
+    # Long enough that every thread of a parallel loop takes part.
+    tiny = torch.full((2**16,), 2.0**-1074, dtype=torch.float64)
+    if not bool((tiny * 1.0 > 0).all()) or 2.0**-1074 * 1.0 == 0.0:
+        raise RuntimeError(
+            f"{call}: subnormal numbers are flushed to zero on this machine, which loses weights; "
+            f"torch.set_flush_denormal(False) turns that off"
+        )
+    ones = torch.ones(2**16, dtype=torch.float64)
+    nearest = bool((ones + 2.0**-53 == 1).all()) and bool((ones + 1.5 * 2.0**-53 == 1 + 2.0**-52).all())
+    if not nearest or not bool((-ones - 1.5 * 2.0**-53 == -1 - 2.0**-52).all()):
+        raise RuntimeError(f"{call}: expected rounding to nearest in float64, found another rounding mode")
+    fine = torch.full((32, 32), 1 + 2.0**-23)
+    if not bool((fine @ torch.eye(32) == fine).all()):
+        raise RuntimeError(f"{call}: float32 matrix products lose bits on this machine (TF32 or bfloat16)")

@@ -1,0 +1,136 @@
+"""Enclosures against exact and ball arithmetic: not one unit in the last place on the wrong side."""
+
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import gramcert
+from cases import layers
+from gramcert import Convolution, singular_values, spectral_norm
+
+flint = pytest.importorskip("flint", reason="python-flint is not installed")
+from ball import ball_norm, holds, random_matrix  # noqa: E402
+
+KINDS = ["gauss", "integers", "rank one", "orthogonal", "all equal", "float32"]
+
+# Entries of the matrices that exact characteristic polynomials are quick for.
+SMALL = 12
+
+
+def draw(count, seed=0):
+    """Small matrices of every kind."""
+    generator = torch.Generator().manual_seed(seed)
+    for number in range(count):
+        shape = torch.randint(1, 6, (2,), generator=generator).tolist()
+        yield random_matrix(generator, shape, KINDS[number % len(KINDS)])
+
+
+@pytest.mark.parametrize("scale", [2.0**-1074, 1e-310, 1e-30, 1.0, 1e30, 1e300])
+@pytest.mark.parametrize("tol", [1e-2, 1e-13])
+def test_matrices(scale, tol):
+    for matrix in draw(30):
+        scaled = (matrix * 1024).round() * scale if scale < 1e-300 else matrix * scale
+        enclosure = spectral_norm(scaled, tol=tol)
+        assert holds(enclosure, ball_norm(scaled))
+        if scale > 1e-300 and scaled.any():
+            assert enclosure.relative_width <= max(tol, 1e-12)
+
+
+@pytest.mark.parametrize("huge", [1e20, 1e200, 1e308])
+def test_one_huge_entry(huge):
+    for matrix in draw(12):
+        matrix[0, 0] = huge
+        assert holds(spectral_norm(matrix, tol=1e-12), ball_norm(matrix))
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(layers(), st.sampled_from([1e-2, 1e-6, 1e-12]))
+def test_layers_at_one_size(case, tol):
+    layer, size = case
+    matrix = layer.to_dense(size)
+    assume(min(matrix.shape) <= SMALL)
+    assert holds(spectral_norm(layer, size, tol=tol), ball_norm(matrix))
+
+
+@given(st.lists(st.integers(-8, 8), min_size=1, max_size=5), st.sampled_from([1e-2, 1e-6, 1e-11]))
+def test_every_size_of_a_one_dimensional_filter(taps, tol):
+    """|E(ω)|² is a polynomial in cos ω; its maximum is at ±1 or where the derivative vanishes, all known as balls."""
+    enclosure = spectral_norm(Convolution(torch.tensor([[taps]], dtype=torch.float64) / 8), tol=tol)
+    correlation = [sum(a * b for a, b in zip(taps, taps[lag:], strict=False)) for lag in range(len(taps))]
+    polynomial = flint.fmpz_poly([correlation[0]])
+    chebyshev = [flint.fmpz_poly([1]), flint.fmpz_poly([0, 1])]
+    for value in correlation[1:]:
+        polynomial += 2 * value * chebyshev[1]
+        chebyshev = [chebyshev[1], flint.fmpz_poly([0, 2]) * chebyshev[1] - chebyshev[0]]
+    flint.ctx.dps = 60
+    try:
+        places = [flint.arb(1), flint.arb(-1)]
+        if polynomial.degree() > 1:
+            roots = [root for root, _ in polynomial.derivative().complex_roots() if root.imag == 0 or 0 in root.imag]
+            places += [root.real for root in roots if abs(root.real) <= 1]
+        largest = max((_evaluate(polynomial, place) for place in places), key=lambda ball: ball.mid())
+        truth = largest.sqrt() / 8 if largest > 0 else flint.arb(0)
+        assert holds(enclosure, truth)
+    finally:
+        flint.ctx.dps = 15
+
+
+def _evaluate(polynomial, place):
+    value = flint.arb(0)
+    for coefficient in reversed(polynomial.coeffs()):
+        value = value * place + coefficient
+    return value
+
+
+def test_singular_values():
+    for matrix in draw(30):
+        spectrum = singular_values(matrix, None)
+        truth = ball_norm(matrix)
+        difference = abs(truth - flint.arb(flint.fmpq(*Fraction(spectrum.values[0].item()).as_integer_ratio())))
+        assert difference <= flint.arb(flint.fmpq(*Fraction(spectrum.error).as_integer_ratio()))
+
+
+def test_without_its_rounding_terms_the_enclosure_is_wrong(monkeypatch):
+    """The mutation check: the cases above notice if error terms and directed rounding are taken out."""
+    matrices = list(draw(120, seed=1))
+    assert all(holds(spectral_norm(matrix, tol=1e-12), ball_norm(matrix)) for matrix in matrices)
+    _take_out_rounding(monkeypatch)
+    wrong = [matrix for matrix in matrices if not holds(spectral_norm(matrix, tol=1e-15), ball_norm(matrix))]
+    assert len(wrong) >= 5
+
+
+def test_without_its_rounding_terms_the_banded_proof_is_wrong(monkeypatch):
+    generator = torch.Generator().manual_seed(2)
+    kernels = [torch.randn(1, 1, 3, dtype=torch.float64, generator=generator) for _ in range(40)]
+    cases = [(Convolution(kernel, padding=1), 7) for kernel in kernels]
+    truths = [ball_norm(layer.to_dense(size)) for layer, size in cases]
+    assert all(holds(spectral_norm(*case, tol=1e-11), truth) for case, truth in zip(cases, truths, strict=True))
+    _take_out_rounding(monkeypatch)
+    wrong = [
+        case for case, truth in zip(cases, truths, strict=True) if not holds(spectral_norm(*case, tol=1e-15), truth)
+    ]
+    assert len(wrong) >= 2
+
+
+def _take_out_rounding(monkeypatch):
+    replacements = {
+        "up": lambda value: value,
+        "down": lambda value: value,
+        "gamma": lambda *_: 0.0,
+        "complex_gamma": lambda *_: 0.0,
+        "underflow": lambda *_: 0.0,
+        "diagonal_error": lambda *_: 0.0,
+        "cholesky_error": lambda *_, **__: 0.0,
+        "banded_cholesky_error": lambda *_: 0.0,
+        "TWIDDLE_ERROR": 0.0,
+    }
+    assert gramcert.__name__ in sys.modules
+    for name, module in list(sys.modules.items()):
+        if name.startswith("gramcert."):
+            for attribute, replacement in replacements.items():
+                if hasattr(module, attribute):
+                    monkeypatch.setattr(module, attribute, replacement)

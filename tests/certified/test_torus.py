@@ -1,0 +1,165 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cases import kernels
+from gramcert.certified.frequencies import Cells, Frequencies
+from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.torus import _curvature, _Search, grid_maximum, torus_maximum
+from gramcert.certified.work import Work
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def work(seconds=None):
+    return Work(2**31, seconds)
+
+
+def gaussian(*shape, seed=0):
+    kernel = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return kernel / kernel.abs().max()
+
+
+def orthogonal(channels, seed=0):
+    """A 3×3 convolution with G(ω) = I: half of the channels shifted one way, half another."""
+    basis = torch.linalg.qr(gaussian(channels, channels, seed=seed))[0]
+    kernel = torch.zeros(channels, channels, 3, 3, dtype=torch.float64)
+    kernel[:, : channels // 2, 0, 2] = basis[:, : channels // 2]
+    kernel[:, channels // 2 :, 2, 1] = basis[:, channels // 2 :]
+    return kernel
+
+
+def on_fine_grid(kernel, samples):
+    axes = tuple(range(2, kernel.dim()))
+    blocks = torch.fft.fftn(kernel, s=(samples,) * len(axes), dim=axes).movedim((0, 1), (-2, -1))
+    return torch.linalg.matrix_norm(blocks, 2).max().item()
+
+
+@given(kernels(), st.sampled_from([1e-1, 1e-2, 1e-3, 1e-6]))
+def test_the_supremum_is_enclosed(case, tol):
+    kernel = case[0] / case[0].abs().max().clamp_min(1e-300)
+    if not kernel.any():
+        return
+    found = torus_maximum(GramSymbol(kernel), tol, work())
+    samples = (512, 64, 16)[kernel.dim() - 3]
+    sampled = on_fine_grid(kernel, samples)
+    factor = math.prod(1 / math.cos(math.pi * (k - 1) / (2 * samples)) for k in kernel.shape[2:])
+    assert sampled * (1 - 100 * EPS) <= found.upper
+    assert found.lower <= sampled * factor * (1 + 100 * EPS)
+    assert found.upper - found.lower <= tol * found.upper
+    assert not found.missed
+
+
+@given(kernels(), st.integers(0, 2**31), st.floats(0.05, 1.4))
+def test_the_rules_for_cells(case, seed, radius):
+    """λ_max at any point within the radius of the maximiser is at least M - κ, for each κ of the module's docstring."""
+    kernel = case[0] / case[0].abs().max().clamp_min(1e-300)
+    symbol = GramSymbol(kernel)
+    if not kernel.any() or not symbol.axes:
+        return
+    found = torus_maximum(symbol, 1e-9, work())
+    grid = Frequencies.of_grid(
+        _grid([64] * len(symbol.axes) if len(symbol.axes) < 3 else [12] * 3), list(range(len(symbol.axes)))
+    )
+    lowest = torch.linalg.eigvalsh(symbol.evaluate(grid, torch.float64))[:, 0].min().item()
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randn(40, len(symbol.axes), dtype=torch.float64, generator=generator)
+    steps *= radius / (steps.abs() @ torch.tensor(symbol.degrees, dtype=torch.float64))[:, None]
+    values = []
+    for step in steps:
+        near = Frequencies.nearest(found.frequency.values()[0] + step)
+        values.append(torch.linalg.eigvalsh(symbol.evaluate(near, torch.float64)[0])[-1].item())
+    largest, doubt = found.lower**2, 1e-8 * symbol.crude
+    assert min(values) >= largest * math.cos(radius) ** 2 - doubt
+    assert min(values) >= largest - _curvature(symbol) * radius**2 / 2 - doubt
+    # The grid's lowest value is only near the infimum: what it may miss is (M - μ) times the grid's own sin².
+    coarse = math.sin(sum(d * math.pi / 64 for d in symbol.degrees)) ** 2 if len(symbol.axes) < 3 else 1
+    infimum = max(0.0, lowest - (largest - lowest) * coarse / max(1e-9, 1 - coarse))
+    assert min(values) >= largest - (largest - infimum) * math.sin(radius) ** 2 - doubt
+
+
+def _grid(sizes):
+    from gramcert.geometry.symbol import FrequencyGrid
+
+    return FrequencyGrid.unshifted(tuple(sizes))
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-6, 1e-9])
+def test_isolated_maximisers_close_at_any_tolerance(tol):
+    found = torus_maximum(GramSymbol(gaussian(8, 8, 3, 3)), tol, work())
+    assert found.upper - found.lower <= tol * found.upper
+    assert found.evaluations <= 1500
+
+
+@pytest.mark.parametrize(("noise", "tol", "most"), [(0.0, 1e-6, 100), (1e-6, 1e-5, 400), (1e-3, 1e-4, 2000)])
+def test_flat_symbols_close_at_once(noise, tol, most):
+    kernel = orthogonal(16) + noise * gaussian(16, 16, 3, 3)
+    found = torus_maximum(GramSymbol(kernel), tol, work())
+    assert not found.missed
+    assert found.evaluations <= most
+    assert found.lower <= on_fine_grid(kernel, 32) * (1 + 1e-3)
+
+
+def test_flat_symbols_that_are_not_orthogonal_use_the_smallest_eigenvalue():
+    """An orthogonal kernel with every tap disturbed: the bound of the second derivative is crude, μ is not."""
+    search = _Search(GramSymbol(orthogonal(16) + 0.02 * gaussian(16, 16, 3, 3)), 1e-4, work(), 0.0, moving=True)
+    first = Cells.cover(search.symbol.degrees, 0.4)
+    search.look(first)
+    search.measure_flatness(first)
+    blocks = torch.linalg.eigvalsh(
+        search.symbol.evaluate(Cells.cover(search.symbol.degrees, 0.1).centres, torch.float64)
+    )
+    assert 0 < search.flattest <= blocks[:, 0].min()
+    assert blocks[:, -1].max().sqrt() <= search.upper
+
+
+def test_delta_and_averaging_kernels():
+    delta = torch.zeros(2, 2, 3, 3, dtype=torch.float64)
+    delta[:, :, 1, 1] = torch.eye(2)
+    for kernel, norm in ((delta, 1.0), (torch.full((1, 1, 3, 3), 1 / 9, dtype=torch.float64), 1.0)):
+        found = torus_maximum(GramSymbol(kernel), 1e-9, work())
+        assert found.lower <= norm * (1 + EPS)
+        assert norm * (1 - EPS) <= found.upper
+        assert found.evaluations <= 500
+
+
+def test_lines_of_maximisers():
+    """|E| = 2|cos((ω₁ + ω₂)/2)| is largest along a line, where the product of cosines would be unsound."""
+    found = torus_maximum(GramSymbol(torch.eye(2, dtype=torch.float64)[None, None] * 0.75), 1e-5, work())
+    assert found.lower <= 1.5 <= found.upper
+    assert not found.missed
+
+
+def test_grids():
+    kernel = gaussian(3, 3, 3, 3)
+    blocks = torch.fft.fftn(kernel, s=(7, 6), dim=(2, 3)).movedim((0, 1), (-2, -1))
+    exact = torch.linalg.matrix_norm(blocks, 2).max().item()
+    found = grid_maximum(GramSymbol(kernel), Frequencies.of_grid(_grid([7, 6]), [0, 1]), 1e-9, work())
+    assert found.lower <= exact * (1 + 10 * EPS)
+    assert exact * (1 - 10 * EPS) <= found.upper
+    assert found.upper - found.lower <= 1e-9 * found.upper
+
+
+def test_impossible_tolerances_end_with_the_reason():
+    found = torus_maximum(GramSymbol(gaussian(4, 4, 3, 3)), 1e-15, work())
+    assert "rounding" in found.missed
+    assert 0 < found.upper - found.lower <= 1e-11 * found.upper
+
+
+def test_no_time_at_all_still_gives_a_valid_answer():
+    kernel = gaussian(16, 16, 3, 3)
+    found = torus_maximum(GramSymbol(kernel), 1e-6, work(0))
+    exact = on_fine_grid(kernel, 64)
+    assert "max_seconds=0" in found.missed
+    assert found.lower <= exact * 1.01
+    assert exact <= found.upper < math.inf
+
+
+def test_the_bound_after_too_little_time_is_not_far_off():
+    kernel = gaussian(64, 64, 3, 3)
+    found = torus_maximum(GramSymbol(kernel), 1e-12, work(0.15))
+    exact = on_fine_grid(kernel, 32)
+    assert exact <= found.upper <= 3 * exact

@@ -1,0 +1,159 @@
+import decimal
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gramcert import Enclosure
+from gramcert.enclosure import Step
+
+ends = st.floats(-1e300, 1e300)
+sizes = st.floats(0, 1e300)
+
+
+@st.composite
+def enclosures(draw, of=ends):
+    return Enclosure(*sorted([draw(of), draw(of)]))
+
+
+@given(enclosures(), enclosures(), st.floats(0, 1), st.floats(0, 1))
+def test_arithmetic_keeps_every_point(left, right, here, there):
+    first, second = (
+        Fraction(e.lower) + Fraction(t) * (Fraction(e.upper) - Fraction(e.lower))
+        for e, t in ((left, here), (right, there))
+    )
+    for result, exact in ((left + right, first + second), (left * right, first * second)):
+        assert result.lower <= exact <= result.upper
+    assert left.max(right).lower <= max(first, second) <= left.max(right).upper
+
+
+@given(enclosures(), enclosures())
+def test_arithmetic_rounds_by_one_unit_at_most(left, right):
+    total = left + right
+    exact = Fraction(left.upper) + Fraction(right.upper)
+    assert math.nextafter(total.upper, -math.inf) < exact <= total.upper
+
+
+@given(enclosures(sizes))
+def test_square_roots(enclosure):
+    root = enclosure.sqrt()
+    assert Fraction(root.lower) ** 2 <= Fraction(enclosure.lower)
+    assert Fraction(enclosure.upper) <= Fraction(root.upper) ** 2
+
+
+@given(enclosures())
+def test_printed_digits_contain_both_ends(enclosure):
+    centre, _, radius = str(enclosure).partition(" ± ")
+    with decimal.localcontext(decimal.Context(prec=1000)):
+        middle, reach = decimal.Decimal(centre), decimal.Decimal(radius or 0)
+        assert middle - reach <= decimal.Decimal(enclosure.lower)
+        assert decimal.Decimal(enclosure.upper) <= middle + reach
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((3.0, 3.0), "3.0"),
+        ((0.1, 0.1), "0.1 ± 5.6e-18"),
+        ((2.345612, 2.3461), "2.3459 ± 2.9e-4"),
+        ((7.28239e10, 7.2825e10), "7.28244e+10 ± 6.0e5"),
+        ((1e-30, 1.001e-30), "1.0005e-30 ± 5.0e-34"),
+        ((0.0, 0.0), "0.0"),
+        ((1.0, math.inf), "at least 1.0"),
+    ],
+)
+def test_printing(ends, text):
+    assert str(Enclosure(*ends)) == text
+
+
+def test_exact_arithmetic_stays_exact():
+    assert Enclosure(0, 0) * Enclosure(1, math.inf) == 0
+    assert Enclosure(1, 2) + 1 in Enclosure(2, 3)
+    assert 2 * Enclosure(1, 1) == 2
+    assert Enclosure(4, 9).sqrt() in Enclosure(2, 3)
+    assert Enclosure(1.7e308, 1.7e308) + 1.7e308 > 1.79e308
+
+
+def test_comparisons_are_true_only_when_certain():
+    narrow, wide = Enclosure(1, 2), Enclosure(1.5, 3)
+    assert not narrow < wide
+    assert not narrow > wide
+    assert [narrow == other for other in (wide, Enclosure(1, 2))] == [False, False]
+    assert [narrow != other for other in (wide, Enclosure(1, 2))] == [False, False]
+    assert narrow < 2.1
+    assert narrow <= 2
+    assert narrow >= 1
+    assert narrow > 0.9
+    assert narrow != 3
+    assert narrow != "1"
+    assert Enclosure(1, 1) == 1.0
+    assert hash(Enclosure(1, 1)) == hash(1.0)
+
+
+def test_membership():
+    assert 1.5 in Enclosure(1, 2)
+    assert 2.5 not in Enclosure(1, 2)
+    assert Enclosure(1.2, 1.4) in Enclosure(1, 2)
+    assert Enclosure(1.2, 2.4) not in Enclosure(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "width"),
+    [((0.0, 0.0), 0.0), ((2.0, 2.0), 0.0), ((1.0, 2.0), 0.5), ((0.0, 5e-324), 1.0), ((1.0, math.inf), 1.0)],
+)
+def test_relative_width(ends, width):
+    assert Enclosure(*ends).relative_width == width
+
+
+def test_a_missed_tolerance_is_inherited():
+    missed = Enclosure(1, 2, tol_reached=False)
+    assert not (missed + 1).tol_reached
+    assert not (Enclosure(1, 1) * missed).tol_reached
+    assert (Enclosure(1, 1) + 1).tol_reached
+
+
+def test_no_silent_conversions():
+    with pytest.raises(TypeError, match=r"which end\? use .upper"):
+        float(Enclosure(1, 2))
+    with pytest.raises(TypeError, match="compare it with a number"):
+        bool(Enclosure(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "message"),
+    [
+        ((2, 1), ValueError, r"Enclosure\(2.0, 1.0\): expected numbers with lower <= upper"),
+        ((math.nan, 1), ValueError, "expected numbers with lower <= upper"),
+        ((math.inf, math.inf), ValueError, "expected numbers with lower <= upper"),
+        (("1", 2), TypeError, r"Enclosure\(lower\): expected a float, got '1'"),
+        ((True, 2), TypeError, "expected a float, got True"),
+        ((0, 2**60 + 1), ValueError, "expected a number that a float holds exactly"),
+    ],
+)
+def test_bad_ends(ends, error, message):
+    with pytest.raises(error, match=message):
+        Enclosure(*ends)
+
+
+def test_bad_operands():
+    with pytest.raises(TypeError, match="expected a float or an Enclosure, got str"):
+        Enclosure(1, 2) + "1"
+    with pytest.raises(ValueError, match="expected a number that is not negative"):
+        Enclosure(-1, 2).sqrt()
+
+
+def test_explanation_lists_what_was_tried_and_assumed():
+    steps = (Step("first", 1.0, 3.0, 0.25, "too wide"), Step("second", 1.0, 2.0, 0.5))
+    text = Enclosure(1, 2, "second", False, steps, ("no time left",)).explain()
+    for part in (
+        "NOT reached",
+        "by second",
+        "note: no time left",
+        "0.75 s in all",
+        "first: 1 to 3",
+        "too wide",
+        "IEEE 754",
+    ):
+        assert part in text

@@ -1,0 +1,116 @@
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from gramcert import rounding
+
+
+@pytest.fixture
+def subnormals_flushed():
+    torch.set_flush_denormal(True)
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("value", [0.0, 5e-324, 1e-300, 1.0, 3.7, 1e308])
+def test_directed_rounding(value):
+    assert rounding.up(value) > value
+    assert rounding.down(value) < value or value == 0 == rounding.down(value)
+    lower, upper = rounding.root_down(value), rounding.root_up(value)
+    assert Fraction(lower) ** 2 <= Fraction(value) <= Fraction(upper) ** 2
+    assert upper <= math.sqrt(value) * (1 + 1e-15) + 5e-324
+
+
+@pytest.mark.parametrize("exponent", [-1100, -1074, -60, 0, 60, 1023, 1100])
+def test_scaling_rounds_outward(exponent):
+    value = 1.0 + 2.0**-52
+    exact = Fraction(value) * Fraction(2) ** exponent
+    lower, upper = rounding.scaled_down(value, exponent), rounding.scaled_up(value, exponent)
+    assert Fraction(lower) <= exact
+    assert upper == math.inf or exact <= Fraction(upper)
+    if -1000 < exponent < 1000:
+        assert lower == upper
+
+
+def test_gamma_is_above_the_formula():
+    for terms in (1, 2, 1000, 2**20):
+        small = Fraction(terms, 2**53)
+        assert small / (1 - small) <= Fraction(rounding.gamma(terms)) <= small / (1 - small) * (1 + Fraction(1, 2**50))
+    assert rounding.gamma(2**24, torch.float32) == math.inf
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1.0, 1e150])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_square_norms_enclose(size, scale):
+    vector = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)) * scale
+    exact = sum(Fraction(entry) ** 2 for entry in vector.tolist())
+    lower, upper = rounding.square_norm(vector)
+    assert Fraction(lower) <= exact <= Fraction(upper)
+    if scale >= 1:
+        assert upper - lower <= 1e-12 * upper
+    assert Fraction(rounding.norm_down(vector)) ** 2 <= exact <= Fraction(rounding.norm_up(vector)) ** 2
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-30, 1.0, 1e30, 1e307])
+def test_lifting_is_exact(scale):
+    weights = torch.tensor([1.0, -3.0, 0.0], dtype=torch.float64) * scale
+    scaled, lost, exponent = rounding.lift(weights)
+    assert 0.5 <= scaled.abs().max() < 1
+    assert lost == 0
+    for before, after in zip(weights.tolist(), scaled.tolist(), strict=True):
+        assert Fraction(after) * Fraction(2) ** exponent == Fraction(before)
+
+
+def test_lifting_says_what_underflow_takes():
+    scaled, lost, exponent = rounding.lift(torch.tensor([1e300, 5e-324], dtype=torch.float64))
+    missing = abs(Fraction(float(scaled[1])) - Fraction(5e-324) / Fraction(2) ** exponent)
+    assert 0 < missing <= Fraction(lost)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_a_factorisation_that_runs_to_its_end_proves_what_the_error_term_says(dtype, is_complex):
+    """Matrices whose smallest eigenvalue is known and at the edge: none with λ_min < -error gets a factor."""
+    generator = torch.Generator().manual_seed(0)
+    for order in (2, 5, 20):
+        shape = (200, order, order)
+        kind = torch.complex128 if is_complex else torch.float64
+        basis = torch.linalg.qr(torch.randn(shape, dtype=kind, generator=generator))[0]
+        values = torch.rand(200, order, dtype=torch.float64, generator=generator)
+        values[:, 0] = -torch.logspace(-18, -2, 200, dtype=torch.float64)
+        matrices = (basis * values[:, None].to(kind)) @ basis.mH
+        stored = matrices.to(
+            torch.complex64 if is_complex and dtype == torch.float32 else dtype if not is_complex else kind
+        )
+        passed = torch.linalg.cholesky_ex(stored)[1] == 0
+        traces = stored.diagonal(dim1=1, dim2=2).real.double().sum(1)
+        smallest = torch.linalg.eigvalsh(stored.to(kind))[:, 0]
+        for trace, value in zip(traces[passed].tolist(), smallest[passed].tolist(), strict=True):
+            assert value >= -rounding.cholesky_error(order, trace, dtype, is_complex=is_complex) - 1e-14 * trace
+
+
+def test_flush_to_zero_is_noticed(subnormals_flushed):
+    with pytest.raises(RuntimeError, match=r"somewhere: subnormal numbers are flushed to zero"), _checked():
+        pass
+
+
+def test_reduced_precision_is_switched_off_inside_and_restored():
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with _checked():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_products_that_lose_bits_are_noticed(monkeypatch):
+    monkeypatch.setattr(torch, "eye", lambda n: torch.full((n, n), 1.0))
+    with pytest.raises(RuntimeError, match="float32 matrix products lose bits"), _checked():
+        pass
+
+
+def _checked():
+    return rounding.checked_arithmetic("somewhere")
