@@ -54,7 +54,7 @@ def test_json_is_one_object_on_stdout(run):
     assert rows["frequency SVD"]["kind"] == "exact"
     assert rows["frequency SVD"]["value"] == pytest.approx(content["truth"], rel=64 * torch.finfo(torch.float32).eps)
     assert set(rows["tensor norm"]) == {
-        "name", "source", "value", "relative_error", "seconds", "kind", "respected", "note"
+        "name", "source", "value", "lower", "relative_error", "seconds", "kind", "respected", "note"
     }  # fmt: skip
 
 

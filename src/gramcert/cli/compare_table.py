@@ -9,7 +9,7 @@ from gramcert.baselines.comparison import Comparison, Row
 from gramcert.enclosure import Enclosure
 
 # Narrower terminals do without the column that says where a method comes from.
-WIDE = 100
+WIDE = 110
 
 OURS = ("gramcert", "Algorithm", "Theorem")
 
