@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.gram_symbol import GramSymbol, crude_norm
 from gramcert.certified.torus import Maximum, torus_maximum
 from gramcert.certified.work import OutOfBudgetError, Work
-from gramcert.rounding import down, gamma, norm_down, root_up, total_up, up
+from gramcert.rounding import down, norm_down
 
 NAME = "adaptive search of all frequencies"
 
@@ -46,13 +46,6 @@ def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:
         lower, upper, missed = max(lower, found.lower), max(upper, found.upper), missed or found.missed
     work.record(NAME, lower, upper, missed or f"{evaluations} symbols")
     return Supremum(lower, upper, missed, best)
-
-
-def crude_norm(kernel: Tensor) -> float:
-    """√(‖S‖₁‖S‖_∞) with S = Σ_b |K_b|: above every σ(E), and above the layer at every size without repeated pixels."""
-    sums = kernel.abs().flatten(2).sum(-1)
-    product = up(total_up(sums) * total_up(sums.T))
-    return root_up(up(product * (1 + 4 * gamma(kernel[0, 0].numel()))))
 
 
 def column_norm(kernel: Tensor) -> float:

@@ -25,6 +25,7 @@ from gramcert.rounding import (
     gamma,
     norm_down,
     norm_up,
+    root_up,
     total_up,
     underflow,
     up,
@@ -55,9 +56,8 @@ class GramSymbol:
         self.order = kernel.shape[0]
         self.degrees = [(size - 1) / 2 for size in sizes]
         self._amounts = self._flat.abs().sum(-1)
-        rows, columns = total_up(self._amounts), total_up(self._amounts.T)
-        # ‖Σ_b |K_b|‖², a bound of every λ_max(G), and of Σ_a of the absolute sums that C_a is made of.
-        self.crude = up(up(rows * columns) * (1 + 4 * gamma(math.prod(sizes))))
+        # A bound of every λ_max(G), and of Σ_a of the absolute sums that C_a is made of.
+        self.crude = up(crude_norm(kernel) ** 2)
         self.places = _points([range(size) for size in sizes])
         lags = _points([range(1 - size, size) for size in sizes])
         self.lags = lags[len(lags) // 2 :]  # in lexicographic order 0 is in the middle
@@ -166,6 +166,13 @@ class GramSymbol:
         parts = torch.view_as_real(vector.to(torch.complex128)).contiguous()
         products = torch.view_as_complex((self._flat.permute(1, 2, 0) @ parts).contiguous())
         return products @ twiddles
+
+
+def crude_norm(kernel: Tensor) -> float:
+    """√(‖S‖₁‖S‖_∞) with S = Σ_b |K_b|: above every σ(E), and above the layer at every size without repeated pixels."""
+    sums = kernel.abs().flatten(2).sum(-1)
+    product = up(total_up(sums) * total_up(sums.T))
+    return root_up(up(product * (1 + 4 * gamma(kernel[0, 0].numel()))))
 
 
 def _points(ranges: list[range]) -> Tensor:

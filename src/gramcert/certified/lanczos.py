@@ -1,4 +1,8 @@
-"""Lanczos iteration: a vector close to the top eigenvector. Nothing here is certified, and nothing needs to be."""
+"""Lanczos iteration: a vector close to the top eigenvector. Nothing here is certified, and nothing needs to be.
+
+In torch although NumPy's calls on small vectors are cheaper: NumPy's BLAS has threads of its own, which keep the cores
+busy while torch's wait for them, and everything else becomes several times slower.
+"""
 
 from collections.abc import Callable
 
@@ -9,9 +13,11 @@ from torch import Tensor
 DENSE_ORDER, KRYLOV_STEPS = 24, 12
 
 
-def top_eigenpair(matrix: Tensor, start: Tensor, shift: float, enough: float) -> tuple[float, Tensor]:
+def top_eigenpair(
+    matrix: Tensor, start: Tensor, shift: float, enough: float, *, dense: bool = False
+) -> tuple[float, Tensor]:
     """About the largest eigenvalue of a Hermitian matrix, and its vector; matrix + shift·I is positive semidefinite."""
-    if len(matrix) <= DENSE_ORDER:
+    if dense or len(matrix) <= DENSE_ORDER:
         values, vectors = torch.linalg.eigh(matrix)
         return float(values[-1]), vectors[:, -1]
     value, vector = top_vector(lambda x: matrix @ x + shift * x, start, KRYLOV_STEPS, enough)
@@ -29,26 +35,26 @@ def top_vector(
         steps: most products to make.
         enough: stop when five further steps have raised the value by less than this, relatively.
     """
-    size = start.numel()
-    steps = min(steps, size)
-    basis = start.new_zeros(steps, size)
+    steps = min(steps, start.numel())
+    basis = start.new_zeros(steps, start.numel())
     diagonal: list[float] = []
     off: list[float] = []
     vector = start / start.norm()
-    history: list[float] = []
+    before = 0.0
     for step in range(steps):
         basis[step] = vector
         image = apply(vector)
         diagonal.append(float(torch.vdot(vector, image).real))
-        for _ in range(2):  # once is not enough in floating point
+        for _ in range(2):  # once leaves too much where the map has a small rank
             image = image - basis[: step + 1].T @ (basis[: step + 1].conj() @ image)
         length = float(image.norm())
-        last = step + 1 == steps or length <= 1e-14 * max(diagonal)
-        if enough and step % 5 == 4:
-            history.append(_ritz(diagonal, off)[0])
-            last = last or (len(history) > 1 and history[-1] - history[-2] <= enough * history[-1])
-        if last:
+        if step + 1 == steps or length <= 1e-14 * max(diagonal):
             break
+        if enough and step % 5 == 4:
+            value = _ritz(diagonal, off)[0]
+            if value - before <= enough * value:
+                break
+            before = value
         off.append(length)
         vector = image / length
     value, weights = _ritz(diagonal, off)

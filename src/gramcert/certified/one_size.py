@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gramcert.certified.banded import smaller_gram
-from gramcert.certified.every_size import crude_norm, supremum
+from gramcert.certified.every_size import supremum
 from gramcert.certified.frequencies import Frequencies
-from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.gram_symbol import GramSymbol, crude_norm
 from gramcert.certified.lanczos import top_vector
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import TapwiseLayer, plane_waves
@@ -55,13 +55,15 @@ class OneSize:
     def __init__(self, lifted: LiftedLayer, axes: tuple[Axis, ...], tol: float, work: Work) -> None:
         self.tol, self.work = tol, work
         self.kernels, self.axes = lifted.at(axes)
+        self.lower, self.upper, self.method = 0.0, 0.0, "no output reads a place of the input"
+        self.reasons: list[str] = []
+        if not self.kernels.numel():
+            return
         self.reduced = lifted.reduced(self.kernels)
         self.bound = one_size_bound(self.axes)
         self.repetition = root_up(math.prod(axis.repetition for axis in self.axes))
-        self.lower, self.upper, self.method = 0.0, math.inf, "sums of absolute weights"
-        self.reasons: list[str] = []
         self._crude = [up(crude_norm(kernel) * self.repetition) for kernel in self.kernels]
-        self._lower_upper(max(self._crude), self.method)
+        self.upper, self.method = max(self._crude), "sums of absolute weights"
         self._layer = TapwiseLayer(self.kernels, self.axes)
         self._vector: Tensor | None = None
 
@@ -77,8 +79,7 @@ class OneSize:
 
     def run(self) -> None:
         """Try the methods in the order of their cost."""
-        if not self.kernels.numel():
-            self.lower, self.upper, self.method = 0.0, 0.0, "no output reads a place of the input"
+        if self.finished:
             return
         if all(axis.is_whole_circulant for axis in self.axes):
             self._attempt(CIRCULANT, self._circulant)
@@ -142,10 +143,9 @@ class OneSize:
         if found.best is not None and self._vector is None:
             group, symbol, best = found.best
             waves = plane_waves(symbol, best.frequency, best.vector, self.axes, self.kernels.shape[2])
-            for wave in waves:
-                vector = torch.zeros(self._layer.input_shape, dtype=torch.float64)
-                vector[group] = wave
-                self._use(vector)
+            vector = torch.zeros(self._layer.input_shape, dtype=torch.float64)
+            vector[group] = max(waves, key=lambda wave: float(wave.norm()))
+            self._use(vector)
         return found.missed
 
     def _lanczos(self) -> str:

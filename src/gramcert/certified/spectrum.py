@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from gramcert.arguments import Sizes, axis_sizes, require_finite
 from gramcert.certified.choose import as_convolution, is_spatial
-from gramcert.certified.every_size import crude_norm
 from gramcert.certified.frequencies import Frequencies
-from gramcert.certified.gram_symbol import BATCH_BYTES
+from gramcert.certified.gram_symbol import BATCH_BYTES, crude_norm
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import dense_matrix
 from gramcert.geometry.axis import Axis, layer_axes

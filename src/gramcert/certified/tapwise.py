@@ -7,15 +7,14 @@ out here as k^D matrix products on gathered inputs, so that no convolution routi
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from gramcert.certified.frequencies import Frequencies
-from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.gram_symbol import GramSymbol, crude_norm
 from gramcert.geometry.axis import Axis
-from gramcert.rounding import down, gamma, norm_down, norm_up, underflow, up
+from gramcert.rounding import down, gamma, norm_down, norm_up, root_up, underflow, up
 
 
 class TapwiseLayer:
@@ -26,52 +25,47 @@ class TapwiseLayer:
         groups, outputs, inputs = kernels.shape[:3]
         self.input_shape = (groups, inputs, *(axis.size for axis in axes))
         self.output_shape = (groups, outputs, *(axis.outputs for axis in axes))
-        self._sources = [axis.sources() for axis in axes]
+        self._padded = [axis.padded() for axis in axes]
+        self._taps = list(itertools.product(*(range(axis.taps) for axis in axes)))
+        # ‖|T|‖, which the rounding of a product is proportional to.
+        repetition = root_up(math.prod(axis.repetition for axis in axes))
+        self._amount = up(max(crude_norm(kernel) for kernel in kernels) * repetition)
 
     def apply(self, x: Tensor) -> Tensor:
         """The layer on one input."""
-        return self._apply(self.kernels, x)
+        x = torch.nn.functional.pad(x, (0, 1) * len(self.axes))  # the place that stands for a zero
+        for dim, places in enumerate(self._padded, 2):
+            x = x.index_select(dim, places)
+        y = x.new_zeros(*self.output_shape[:2], math.prod(self.output_shape[2:]))
+        for tap in self._taps:
+            y += at_tap(self.kernels, tap) @ self._read(x, tap).flatten(2)
+        return y.reshape(self.output_shape)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """The adjoint on one output."""
-        # One more place on each axis collects what zero padding throws away.
-        x = y.new_zeros(*self.input_shape[:2], *(axis.size + 1 for axis in self.axes))
+        x = y.new_zeros(*self.input_shape[:2], *(axis.used for axis in self.axes))
         flat = y.flatten(2)
-        for tap in itertools.product(*(range(axis.taps) for axis in self.axes)):
-            part = (at_tap(self.kernels, tap).mT @ flat).reshape(*self.input_shape[:2], *self.output_shape[2:])
-            for dim, (table, index) in enumerate(zip(self._sources, tap, strict=True), 2):
-                wider = part.new_zeros(*part.shape[:dim], self.axes[dim - 2].size + 1, *part.shape[dim + 1 :])
-                part = wider.index_add_(dim, table[:, index], part)
-            x += part
-        for dim, axis in enumerate(self.axes, 2):
-            x = x.narrow(dim, 0, axis.size)
+        for tap in self._taps:
+            part = self._read(x, tap)
+            part += (at_tap(self.kernels, tap).mT @ flat).reshape(part.shape)
+        for dim, (axis, places) in enumerate(zip(self.axes, self._padded, strict=True), 2):
+            folded = x.new_zeros(*x.shape[:dim], axis.size + 1, *x.shape[dim + 1 :])
+            x = folded.index_add_(dim, places, x).narrow(dim, 0, axis.size)
         return x
 
     def norm_below(self, x: Tensor) -> float:
         """Lower bound of ‖Tx‖/‖x‖, rounding included."""
         image = self.apply(x)
         terms = self.kernels[0, 0].numel() + 1
-        amount = up(norm_up(self._apply(self.kernels.abs(), x.abs())) * (1 + 4 * gamma(terms)))
-        lost = underflow(2 * terms * image.numel())
-        norm = down(norm_down(image) - up(up(gamma(terms) * amount) + lost))
         size = norm_up(x)
+        error = up(up(gamma(terms) * up(self._amount * size)) + underflow(2 * terms * image.numel()))
+        norm = down(norm_down(image) - error)
         return max(0.0, down(norm / size)) if size > 0 else 0.0
 
-    def _apply(self, kernels: Tensor, x: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(x, (0, 1) * len(self.axes))  # the place that stands for a zero
-        y = x.new_zeros(*self.output_shape[:2], math.prod(self.output_shape[2:]))
-        for tap, part in self._gathered(padded, ()):
-            y += at_tap(kernels, tap) @ part.flatten(2)
-        return y.reshape(self.output_shape)
-
-    def _gathered(self, x: Tensor, tap: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-        """For each tap the input that the outputs read with it."""
-        if len(tap) == len(self.axes):
-            yield tap, x
-            return
-        for index in range(self.axes[len(tap)].taps):
-            table = self._sources[len(tap)][:, index]
-            yield from self._gathered(x.index_select(2 + len(tap), table), (*tap, index))
+    def _read(self, padded: Tensor, tap: tuple[int, ...]) -> Tensor:
+        """A view of the padded input: what the outputs read with one tap."""
+        slices = tuple(axis.read_by(index) for axis, index in zip(self.axes, tap, strict=True))
+        return padded[(slice(None), slice(None), *slices)]
 
 
 def at_tap(kernels: Tensor, tap: tuple[int, ...]) -> Tensor:

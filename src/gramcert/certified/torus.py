@@ -29,8 +29,11 @@ from gramcert.rounding import down, gamma, norm_up, root_up, underflow, up
 # Radius of the cells whose centres are looked at first, and the largest one to start proofs from.
 FIRST_RADIUS = 0.4
 
-# Power iterations that rank the cells, and how many of them are followed to their local maximum.
+# Power iterations that rank the cells, and how many of the first ones are followed to their local maximum.
 RANKING_STEPS, FOLLOWED = 10, 2
+
+# How many of the best are compared by their computed eigenvalues where it matters.
+CLOSELY = 8
 
 # Newton steps that follow a maximum.
 FOLLOWING_STEPS = 12
@@ -112,14 +115,26 @@ class _Search:
         return self.target**2 - max(self.lower, self.floor) ** 2
 
     def look(self, cells: Cells) -> None:
-        """Raise the lower bound from the most promising of these cells, apart from where it comes from already."""
-        if self.moving and self.lower:
+        """Raise the lower bound from the most promising of these cells.
+
+        Where curvature has become unimportant it is the centres themselves that are too large, as on flat symbols, and
+        eigenvalues are too close for a few Krylov steps: then they are computed.
+        """
+        closely = self.moving and cells.radius > 0 and self._allowance(cells.radius) <= self.room / 4
+        if self.moving and self.lower and not closely:  # the maximiser found so far has been followed to its end
             cells = cells.choose((self._distance(cells.centres) > BASIN * cells.radius).nonzero()[:, 0])
         if not len(cells):
             return
         values, vectors = self._rank(cells)
-        for index in values.topk(min(FOLLOWED, len(cells))).indices:
-            self._follow(cells.centres[index[None]], vectors[index])
+        wanted = CLOSELY if closely else 1 if self.lower else FOLLOWED
+        best = values.topk(min(wanted, len(cells))).indices
+        if closely:
+            exact = torch.linalg.eigvalsh(self.symbol.evaluate(cells.centres[best], torch.float64))
+            best = best[exact[:, -1].argmax()][None]
+        for index in best:
+            # Within the radius λ_max rises by 1/cos² at most; the estimate may be a few per cent low.
+            if 1.05 * float(values[index]) >= self.lower**2 * math.cos(min(cells.radius, 1.5)) ** 2:
+                self._follow(cells.centres[index[None]], vectors[index], dense=closely)
 
     def _distance(self, frequencies: Frequencies) -> Tensor:
         """Σ_j d_j|ω_j - ω*_j| from the maximiser found so far, or from its mirror image, whichever is nearer."""
@@ -148,7 +163,8 @@ class _Search:
         deviation = math.sqrt(max(0.0, float(2 * energy.sum() - energy[0]) / self.symbol.order - mean**2))
         if not self.symbol.is_complex or deviation > FLAT * mean or self.first_radius() >= FIRST_RADIUS:
             return
-        highest, lowest = self._certified_level(cells), -self._certified_level(cells, -1)
+        slack = self.room / 4
+        highest, lowest = self._certified_level(cells, slack), -self._certified_level(cells, slack, -1)
         spread = up(up(highest - lowest) / down(down(math.cos(up(2 * cells.radius)))))
         excess = up(spread * _sine_squared(cells.radius))
         self.flattest = max(0.0, down(lowest - excess))
@@ -181,7 +197,7 @@ class _Search:
 
     def bound(self, cells: Cells) -> float:
         """Upper bound of σ if the maximiser is in one of these cells."""
-        level = self._certified_level(cells)
+        level = self._certified_level(cells, self._allowance(cells.radius) / 8)
         if not cells.radius:
             return root_up(level)
         candidates = [up(level + up(self.curvature * up(cells.radius * cells.radius)) / 2)]
@@ -221,18 +237,19 @@ class _Search:
         self.evaluations += len(cells)
         return (~passed).nonzero()[:, 0]
 
-    def _certified_level(self, cells: Cells, sign: int = 1) -> float:
-        """A level, as low as a few tries find, that λ_max(sign·G) is proved not to exceed at the centres."""
+    def _certified_level(self, cells: Cells, slack: float, sign: int = 1) -> float:
+        """A level that λ_max(sign·G) is proved not to exceed at the centres, about ``slack`` above the largest."""
         values, vectors = self._rank(cells, sign)
-        estimate = max(self._follow(cells.centres[i[None]], vectors[i], sign) for i in values.topk(1).indices)
+        best = int(values.argmax())
+        estimate = self._follow(cells.centres[best : best + 1], vectors[best], sign, dense=True)
         size = max(abs(estimate), self.target**2)
-        margin = self.symbol.rounding(size, torch.float64) + 1e-13 * size
-        for _ in range(60):
+        margin = max(slack, self.symbol.rounding(size, torch.float64) + 1e-13 * size)
+        while estimate + margin < self.symbol.crude:
             cells = cells.choose(self._failing(cells, estimate + margin, torch.float64, sign))
             if not len(cells):
                 return estimate + margin
             margin *= 4
-        return up(self.symbol.crude)
+        return self.symbol.crude
 
     def _reason_to_stop(self, cells: Cells, seconds: float) -> str:
         if self._allowance(cells.radius) <= self.room / 50:
@@ -261,7 +278,7 @@ class _Search:
         self.evaluations += len(cells)
         return torch.cat(values), torch.cat(vectors)
 
-    def _follow(self, start: Frequencies, vector: Tensor, sign: int = 1) -> float:
+    def _follow(self, start: Frequencies, vector: Tensor, sign: int = 1, *, dense: bool = False) -> float:
         """The local maximum of λ_max(sign·G) from a frequency, which stays on a grid; raises the lower bound."""
         shift = 0.0 if sign > 0 else 1.05 * self.target**2
         frequency, value = start, -math.inf
@@ -269,7 +286,7 @@ class _Search:
         vector = vector.to(torch.complex128 if self.symbol.is_complex else torch.float64)
         for step in range(steps):
             matrix = sign * self.symbol.evaluate(frequency, torch.float64)[0]
-            new, vector = top_eigenpair(matrix, vector, shift, self.tol / 100)
+            new, vector = top_eigenpair(matrix, vector, shift, self.tol / 100, dense=dense)
             gained, value = new - value, max(new, value)
             if gained <= self.tol / 100 * value:
                 break

@@ -46,15 +46,23 @@ class Axis:
         """How often the most repeated place occurs among the used ones."""
         return 1 if self.mode == "zeros" else largest_repetition(self.size, self.before, self.used, self.mode)
 
+    def padded(self) -> Tensor:
+        """For each used place of the padded axis the place of the input that it repeats; ``size`` stands for a zero."""
+        if self.mode == "zeros":
+            places = torch.arange(self.used) - self.before
+            return torch.where((places >= 0) & (places < self.size), places, self.size)
+        after = max(0, self.used - self.size - self.before)
+        return source_indices(self.size, self.before, after, self.mode)[: self.used]
+
     def sources(self) -> Tensor:
         """The place that each output (row) reads with each tap (column); ``size`` stands for a zero."""
         outputs, taps = torch.arange(self.outputs)[:, None], torch.arange(self.taps)
-        padded = self.stride * outputs + self.dilation * taps
-        if self.mode == "zeros":
-            places = padded - self.before
-            return torch.where((places >= 0) & (places < self.size), places, self.size)
-        after = max(0, self.used - self.size - self.before)
-        return source_indices(self.size, self.before, after, self.mode)[padded]
+        return self.padded()[self.stride * outputs + self.dilation * taps]
+
+    def read_by(self, tap: int) -> slice:
+        """The padded places that the outputs read with one tap."""
+        first = self.dilation * tap
+        return slice(first, first + self.stride * (self.outputs - 1) + 1, self.stride)
 
     def without_taps(self, first: int, last: int) -> "Axis":
         """The same axis if that many taps at the beginning and at the end are zero."""
