@@ -1,4 +1,4 @@
-"""Upper bounds of the spectral norms of neural-network layers, for PyTorch."""
+"""Certified spectral norms of neural-network layers, for PyTorch."""
 
 from gramcert.bounds.circular import norm2_circ
 from gramcert.bounds.gram import gram_norm

@@ -10,7 +10,7 @@ from gramcert.cli.norm import norm
 
 app = typer.Typer(
     name="gramcert",
-    help="Bounds of the spectral norms of convolution layers.",
+    help="Certified spectral norms of convolution layers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
