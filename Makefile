@@ -35,6 +35,9 @@ test-slow: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bounds.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/enclosures.py
+	$(BIN)/python benchmarks/zero_padding.py
+	$(BIN)/python benchmarks/resnet18.py
 
 clean:
 	rm -rf $(VENV) demo

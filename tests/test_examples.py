@@ -16,7 +16,15 @@ def printed_by(name):
 
 
 def test_every_example_has_a_test():
-    assert [path.name for path in EXAMPLES.glob("*.py")] == ["regularise.py"]
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == ["enclose.py", "regularise.py"]
+
+
+def test_enclose():
+    """One line per layer with weights, and the product of their upper ends."""
+    *layers, blank, constant = printed_by("enclose.py")
+    assert len(layers) == 4
+    assert not blank
+    assert 1.0 < float(constant.split()[-1]) < 1.02
 
 
 def test_regularise():

@@ -110,7 +110,7 @@ class BandedGram:
         self.flops = self._work(grams, sizes, self._along)
         self.panel = min(self.positions, max(1, -(-SMALLEST_PANEL // self.block)))
         self.bytes = 8 * self.block**2 * ((self.panel + self.bandwidth) ** 2 * 2 + 2 * (self.bandwidth + 1) + 2)
-        self._error = _storing_error(kernel, axes, side)
+        self.storing_error = _storing_error(kernel, axes, side)
         self._weights = self._outer_weights()
         self._blocks: dict[tuple[tuple[int, int, float], ...], Tensor] = {}
 
@@ -155,12 +155,23 @@ class BandedGram:
                 block[rows, columns] += (counts * count)[:, None, None] * product
         return block.transpose(1, 2).reshape(self.block, self.block)
 
+    def dense(self) -> Tensor:
+        """The whole Gram matrix, places in the order of the band, within ``storing_error`` in norm."""
+        matrix = torch.zeros(self.order, self.order, dtype=torch.float64)
+        for row, column in self._weights:
+            block = self._coupling(row, column)
+            if block is not None:
+                matrix[_span(row, self.block), _span(column, self.block)] = block
+                if row != column:
+                    matrix[_span(column, self.block), _span(row, self.block)] = block.T
+        return matrix
+
     def proves_below(self, level: float, work: Work) -> bool:
         """Whether λ_max <= level was proved, rounding included; False says nothing."""
         window = (self.panel + self.bandwidth) * self.block
         largest = up(level + diagonal_error(level, torch.float64))
         error = banded_cholesky_error(min(window, self.order), self.half_bandwidth, largest)
-        error = up(error + up(self._error + diagonal_error(2 * level, torch.float64)))
+        error = up(error + up(self.storing_error + diagonal_error(2 * level, torch.float64)))
         shifted = down(level - error)
         if shifted <= 0:
             return False

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, Sizes, axis_sizes, require_dense, require_finite
-from gramcert.certified.every_size import NAME as EVERY_SIZE
 from gramcert.certified.every_size import supremum
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.one_size import OneSize
@@ -101,12 +100,12 @@ def _every_size(lifted: LiftedLayer, tol: float, work: Work) -> tuple[float, flo
     square = every_size_square(lifted.layer, lifted.trimmed)
     notes = [found.missed] if found.missed else []
     if square == 1:
-        return found.lower, found.upper, EVERY_SIZE, notes
+        return found.lower, found.upper, found.method, notes
     notes.append(
         f"{lifted.layer.padding_mode} padding repeats pixels, so the upper bound for every size has the norm of the "
         f"padding map, √{square}, as a factor and the enclosure cannot close; at a given input_size it can"
     )
-    return found.lower, up(found.upper * root_up(square)), f"{EVERY_SIZE}, times √{square} for the padding", notes
+    return found.lower, up(found.upper * root_up(square)), f"{found.method}, times √{square} for the padding", notes
 
 
 def as_convolution(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:

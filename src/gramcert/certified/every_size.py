@@ -10,7 +10,8 @@ from gramcert.certified.torus import Maximum, torus_maximum
 from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.rounding import down, norm_down
 
-NAME = "adaptive search of all frequencies"
+SEARCH = "adaptive search of all frequencies"
+MATRIX = "Cholesky proof of the matrix"  # kernels with one tap have one symbol
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Supremum:
 
     lower: float
     upper: float
+    method: str
     missed: str
     best: tuple[int, GramSymbol, Maximum] | None
 
@@ -26,6 +28,7 @@ class Supremum:
 def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:
     """Enclose sup σ(E) of stride-1 kernels (groups, out, in, *taps) over all frequencies and groups."""
     lower, upper, missed, evaluations = 0.0, 0.0, "", 0
+    method = SEARCH if max(kernels.shape[3:]) > 1 else MATRIX
     best = None
     crude = [crude_norm(kernel) for kernel in kernels]
     for group in sorted(range(len(kernels)), key=lambda index: -crude[index]):
@@ -34,7 +37,7 @@ def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:
             upper = max(upper, crude[group])
             continue
         try:
-            work.require_bytes(NAME, GramSymbol.bytes_for(kernel))
+            work.require_bytes(method, GramSymbol.bytes_for(kernel))
             symbol = GramSymbol(kernel)
         except OutOfBudgetError as error:
             lower, upper, missed = max(lower, column_norm(kernel)), max(upper, crude[group]), str(error)
@@ -44,8 +47,8 @@ def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:
         if best is None or found.lower > lower:
             best = group, symbol, found
         lower, upper, missed = max(lower, found.lower), max(upper, found.upper), missed or found.missed
-    work.record(NAME, lower, upper, missed or f"{evaluations} symbols")
-    return Supremum(lower, upper, missed, best)
+    work.record(method, lower, upper, missed or f"{evaluations} symbols")
+    return Supremum(lower, upper, method, missed, best)
 
 
 def column_norm(kernel: Tensor) -> float:

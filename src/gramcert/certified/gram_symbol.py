@@ -34,6 +34,9 @@ from gramcert.rounding import (
 # Bytes of matrices worked on at a time: they are read several times while in the cache.
 BATCH_BYTES = 2**23
 
+# Large matrices: so many frequencies at least, within so many bytes, share one pass over the coefficients.
+SHARED, LARGE_BATCH_BYTES = 16, 2**27
+
 
 @dataclass(frozen=True)
 class Table:
@@ -69,7 +72,7 @@ class GramSymbol:
         """Memory that the tables and a batch take for a kernel."""
         order, sizes = min(kernel.shape[:2]), kernel.shape[2:]
         lags = math.prod(2 * size - 1 for size in sizes)
-        return order**2 * 16 * (2 * lags + 8) + 4 * BATCH_BYTES
+        return order**2 * 16 * (2 * lags + 8) + 3 * max(BATCH_BYTES, min(LARGE_BATCH_BYTES, 16 * SHARED * order**2))
 
     def _correlate(self) -> Tensor:
         sizes = self.kernel.shape[2:]
@@ -118,7 +121,8 @@ class GramSymbol:
 
     def batch(self, dtype: torch.dtype) -> int:
         """How many frequencies to work on at a time."""
-        return max(1, BATCH_BYTES // (self.order**2 * torch.finfo(dtype).bits // 4))
+        each = self.order**2 * torch.finfo(dtype).bits // 4
+        return max(1, BATCH_BYTES // each, min(SHARED, LARGE_BATCH_BYTES // each))
 
     def all_below(self, frequencies: Frequencies, level: float, dtype: torch.dtype, sign: int = 1) -> Tensor:
         """For each frequency whether λ_max(sign·G) <= level was proved, for the G of real numbers.

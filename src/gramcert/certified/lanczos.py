@@ -4,6 +4,7 @@ In torch although NumPy's calls on small vectors are cheaper: NumPy's BLAS has t
 busy while torch's wait for them, and everything else becomes several times slower.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 
 # Orders up to which a dense eigendecomposition is faster, and Krylov steps above.
 DENSE_ORDER, KRYLOV_STEPS = 24, 12
+
+# Residuals below this times the root of the tolerance are taken for convergence.
+SETTLED = 0.02
 
 
 def top_eigenpair(
@@ -33,7 +37,8 @@ def top_vector(
         apply: the map on a flat vector, real or complex.
         start: where to begin.
         steps: most products to make.
-        enough: stop when five further steps have raised the value by less than this, relatively.
+        enough: stop when five further steps have raised the value by less than this, relatively, and the residual says
+            that it is no mere plateau: near an eigenvalue the error is its square over the gap to the next.
     """
     steps = min(steps, start.numel())
     basis = start.new_zeros(steps, start.numel())
@@ -51,8 +56,9 @@ def top_vector(
         if step + 1 == steps or length <= 1e-14 * max(diagonal):
             break
         if enough and step % 5 == 4:
-            value = _ritz(diagonal, off)[0]
-            if value - before <= enough * value:
+            value, weights = _ritz(diagonal, off)
+            residual = length * abs(float(weights[-1]))
+            if value - before <= enough * value and residual <= SETTLED * math.sqrt(enough) * value:
                 break
             before = value
         off.append(length)

@@ -43,7 +43,7 @@ FLOPS_PER_SECOND = 2e10
 SMALL_GRID = 2048
 
 # Steps of Lanczos iteration at a time, and how often it may go on.
-LANCZOS_STEPS, LANCZOS_ROUNDS = 200, 6
+LANCZOS_STEPS, LANCZOS_ROUNDS = 400, 6
 
 # The circulants that contain the layer come several times nearer than sup; they are tried if that may be enough.
 EMBEDDING_GAIN = 8.0
@@ -66,6 +66,7 @@ class OneSize:
         self.upper, self.method = max(self._crude), "sums of absolute weights"
         self._layer = TapwiseLayer(self.kernels, self.axes)
         self._vector: Tensor | None = None
+        self._settled = tol / 50  # what Lanczos iteration takes for standing still
 
     @property
     def target(self) -> float:
@@ -156,8 +157,8 @@ class OneSize:
             raise OutOfBudgetError(f"{LANCZOS}: two vectors of {size} numbers need more than max_bytes")
         for _ in range(LANCZOS_ROUNDS):
             before = self.lower
-            self._use(top_vector(self._gram, self._start(), steps, self.tol / 50)[1].reshape(self._layer.input_shape))
-            if self.lower <= before * (1 + self.tol / 50):
+            self._use(top_vector(self._gram, self._start(), steps, self._settled)[1].reshape(self._layer.input_shape))
+            if self.lower <= before * (1 + self._settled):
                 break
         return ""
 
@@ -170,7 +171,7 @@ class OneSize:
         generator = torch.Generator().manual_seed(len(self.work.steps))
         noise = torch.randn(math.prod(self._layer.input_shape), generator=generator, dtype=torch.float64)
         noise /= noise.norm()
-        return noise if self._vector is None else self._vector.flatten() / self._vector.norm() + 0.01 * noise
+        return noise if self._vector is None else self._vector.flatten() / self._vector.norm() + 0.001 * noise
 
     def _use(self, vector: Tensor) -> None:
         value = self._layer.norm_below(vector)
@@ -224,6 +225,7 @@ class OneSize:
                 self._lower_upper(max(bound, left_out), BANDED)
                 break
             before = self.lower
+            self._settled = max(1e-3 * self._settled, 1e-16)  # two values may lie close together
             self._lanczos()
             if self.lower <= before * (1 + self.tol / 10):
                 ask, hopeless = self.tol, ask == self.tol

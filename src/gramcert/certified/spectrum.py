@@ -1,7 +1,7 @@
 r"""Singular values of a layer at one input size, with a certified error.
 
-**Circulants.** The singular values are those of the symbols on the grid. **Otherwise** the k largest are those of the
-matrix itself where it is small enough.
+**Circulants.** The singular values are those of the symbols on the grid. **Otherwise** they are those of the matrix
+itself, or its k largest (:mod:`~gramcert.certified.largest`).
 
 A computed decomposition A ≈ USV* proves its own values, whoever computed it: |σ_i(A) - σ_i(USV*)| <= ‖A - USV*‖, and
 σ_i(USV*) lies between s_i·√((1-α)(1-β)) and s_i·√((1+α)(1+β)) with α = ‖U*U - I‖, β = ‖V*V - I‖ (Weyl, Ostrowski).
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.arguments import Sizes, axis_sizes, require_finite
+from gramcert.certified.banded import smaller_gram
 from gramcert.certified.choose import as_convolution, is_spatial
 from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import BATCH_BYTES, crude_norm
+from gramcert.certified.largest import largest_values
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import dense_matrix
 from gramcert.geometry.axis import Axis, layer_axes
@@ -37,8 +39,12 @@ from gramcert.rounding import (
     up,
 )
 
-# Entries of a dense matrix up to which the largest singular values are computed: half a GiB in float64.
-DENSE_ENTRIES = 2**26
+# Smaller sides of matrices up to which all singular values are computed, and the k largest: a Gram matrix of this order
+# takes 1.2 GB, and its proof twice that.
+DECOMPOSED, LARGEST_GRAM = 4096, 12288
+
+# Up to this order a decomposition is cheaper than a proof.
+SMALL = 800
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def singular_values(
         k: how many of the largest; ``None`` for all.
 
     With circular padding that keeps the size (or divides it by the stride) any layer will do. Otherwise the layer's
-    matrix has to be small, at most 2²⁶ entries.
+    matrix has to be small: its smaller side at most 4096 for all values, 12288 for the k largest.
 
     Example:
         >>> import torch, gramcert
@@ -84,7 +90,7 @@ def singular_values(
         if all(axis.is_whole_circulant for axis in axes):
             values, error = _of_circulant(lifted, axes)
         else:
-            values, error = _of_matrix(call, lifted, axes)
+            values, error = _of_matrix(call, lifted, axes, count)
     outputs = description.kernel.shape[0] * math.prod(axis.outputs for axis in axes)
     inputs = description.kernel.shape[1] * description.groups * math.prod(axis.size for axis in axes)
     # Places of the input that no output reads, and the like, make further singular values of exactly zero.
@@ -127,26 +133,32 @@ def _of_circulant(lifted: LiftedLayer, axes: tuple[Axis, ...]) -> tuple[Tensor, 
     return torch.cat(values), max(errors)
 
 
-def _of_matrix(call: str, lifted: LiftedLayer, axes: tuple[Axis, ...]) -> tuple[Tensor, float]:
-    """Those of the matrices of the groups."""
+def _of_matrix(call: str, lifted: LiftedLayer, axes: tuple[Axis, ...], count: int | None) -> tuple[Tensor, float]:
+    """Those of the matrices of the groups: all of them, or of large matrices the largest ones."""
     kernels, axes = lifted.at(axes)
     if not kernels.numel():
         return torch.zeros(0, dtype=torch.float64), 0.0
     rows = kernels.shape[1] * math.prod(axis.outputs for axis in axes)
     columns = kernels.shape[2] * math.prod(axis.size for axis in axes)
-    if rows * columns > DENSE_ENTRIES:
+    order = min(rows, columns)
+    if order > (DECOMPOSED if count is None else LARGEST_GRAM):
         raise ValueError(
-            f"{call}: without circular padding that keeps the size, the matrix of a group may have at most "
-            f"{DENSE_ENTRIES} entries, got {rows} by {columns}; spectral_norm encloses the largest value at any size"
+            f"{call}(k={count}): without circular padding that keeps the size, a group's matrix may have a smaller "
+            f"side of at most {DECOMPOSED} for all singular values and {LARGEST_GRAM} for the k largest, got {rows} by "
+            f"{columns}; spectral_norm encloses the largest one at any size"
         )
+    repetition = math.prod(axis.repetition for axis in axes)
     values, errors = [], []
     for kernel in kernels:
-        matrix = dense_matrix(kernel, axes)
-        # Only where padding repeats pixels are entries sums of weights.
-        storing = up(gamma(kernel[0, 0].numel()) * up(crude_norm(kernel) * math.prod(axis.repetition for axis in axes)))
-        found, error = _verified(matrix[None], matrix.shape)
-        values.append(found[0])
-        errors.append(up(error + storing))
+        if count is not None and order > SMALL and count <= order // 8:
+            found, error = largest_values(smaller_gram(kernel, axes), count)
+        else:
+            matrix = dense_matrix(kernel, axes)
+            (found,), error = _verified(matrix[None], matrix.shape)
+            # Only where padding repeats pixels are entries sums of weights.
+            error = up(error + up(gamma(kernel[0, 0].numel()) * up(crude_norm(kernel) * repetition)))
+        values.append(found)
+        errors.append(error)
     return torch.cat(values), max(errors)
 
 
