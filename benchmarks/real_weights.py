@@ -17,8 +17,9 @@ TOL = 1e-3
 
 HEAD = f"""# Convolutions of real networks
 
-Enclosures for every input size at once, tol {TOL:g}, of the weights as stored, with zero padding. Strides that a file of
-weights does not tell are in `tests/real_layers.py`. Command: `python benchmarks/real_weights.py > docs/real-weights.md`."""
+Enclosures for every input size at once, tol {TOL:g}, of the weights as stored, with zero padding. Strides that a file
+of weights does not tell are in `tests/real_layers.py`. Command:
+`python benchmarks/real_weights.py > docs/real-weights.md`."""
 
 COLUMNS = """| weight | kernel | stride | dilation | groups | norm | time |
 |---|---|---|---|---|---|---|"""

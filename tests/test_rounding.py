@@ -1,4 +1,7 @@
 import math
+import os
+import subprocess
+import sys
 from fractions import Fraction
 
 import pytest
@@ -96,18 +99,34 @@ def test_flush_to_zero_is_noticed(subnormals_flushed):
         pass
 
 
-def test_reduced_precision_is_switched_off_inside_and_restored():
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with _checked():
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    ],
+)
+def test_reduced_precision_is_switched_off_inside_and_restored(setting):
+    """In a process of its own: torch does not let the settings of its two interfaces be undone together."""
+    if "fp32_precision" in setting and not hasattr(torch.backends.mkldnn, "matmul"):
+        pytest.skip("this version of torch has the older setting only")
+    code = f"""
+import torch
+from gramcert import rounding
+{setting}
+state = lambda: getattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision", None)
+before = state()
+with rounding.checked_arithmetic("somewhere"):
+    assert state() in ("ieee", None)
+assert state() == before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def test_products_that_lose_bits_are_noticed(monkeypatch):
-    monkeypatch.setattr(torch, "eye", lambda n: torch.full((n, n), 1.0))
+    monkeypatch.setattr(torch, "eye", lambda n: torch.ones(n, n))
     with pytest.raises(RuntimeError, match="float32 matrix products lose bits"), _checked():
         pass
 

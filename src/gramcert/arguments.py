@@ -9,6 +9,9 @@ from torch import Tensor
 
 Sizes = int | Sequence[int]
 
+# Larger sizes are mistakes: no layer has them.
+LARGEST_SIZE = 2**31 - 1
+
 REAL_TYPES = (torch.float32, torch.float64)
 COMPLEX_TYPES = (torch.complex64, torch.complex128)
 
@@ -26,7 +29,8 @@ def checked_kernel(call: str, kernel: Tensor) -> Tensor:
     if not isinstance(kernel, Tensor):
         raise TypeError(f"{call}(kernel): expected a torch.Tensor, got {type(kernel).__name__}")
     if kernel.dtype not in REAL_TYPES:
-        raise TypeError(f"{call}(kernel): expected a real float32 or float64 kernel, got {kernel.dtype}")
+        hint = "; .float() keeps every value" if kernel.dtype in (torch.float16, torch.bfloat16) else ""
+        raise TypeError(f"{call}(kernel): expected a real float32 or float64 kernel, got {kernel.dtype}{hint}")
     require_dense(call, "kernel", kernel)
     if not 3 <= kernel.dim() <= 5:
         raise ValueError(
@@ -67,6 +71,8 @@ def axis_sizes(call: str, name: str, sizes: Sizes, axes: int, *, at_least: int =
         result = (size,) * axes
     if len(result) != axes:
         raise ValueError(f"{call}({name}={result}): {what or 'the kernel'} needs {axes} sizes, got {len(result)}")
+    if any(size > LARGEST_SIZE for size in result):
+        raise ValueError(f"{call}({name}={result}): expected sizes up to {LARGEST_SIZE}, got {max(result)}")
     if any(size < at_least for size in result):
         raise ValueError(f"{call}({name}={result}): expected sizes of at least {at_least}, got {min(result)}")
     return result

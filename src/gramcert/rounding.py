@@ -10,6 +10,7 @@ The derivations are in ``docs/what-is-certified.md``.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,11 @@ def up(value: float) -> float:
 def down(value: float) -> float:
     """The next float below, but a non-negative quantity stays non-negative."""
     return max(0.0, math.nextafter(value, -math.inf)) if value >= 0 else math.nextafter(value, -math.inf)
+
+
+def largest_upper(lower: float, tol: float) -> float:
+    """About the largest upper bound with (upper - lower)/upper <= tol, not above it and not below the lower bound."""
+    return max(lower, down(down(lower / up(1 - tol))))
 
 
 def root_up(value: float) -> float:
@@ -90,7 +96,13 @@ def complex_gamma(terms: int, dtype: torch.dtype = torch.float64) -> float:
 def total_up(values: Tensor) -> float:
     """Upper bound of the largest sum over the last axis of non-negative float64 numbers."""
     terms = values.shape[-1]
-    return up(float(values.sum(-1).max()) * (1 + 2 * gamma(terms))) + underflow(terms)
+    return up(up(float(values.sum(-1).max()) * (1 + 2 * gamma(terms))) + underflow(terms))
+
+
+def absolute_sums(kernel: Tensor) -> tuple[float, float]:
+    """Upper bounds of Σ|K| over what one output channel reads, and over what reads one input channel."""
+    sizes = kernel.abs()
+    return total_up(sizes.flatten(1)), total_up(sizes.transpose(0, 1).flatten(1))
 
 
 def square_norm(vector: Tensor) -> tuple[float, float]:
@@ -140,8 +152,8 @@ def banded_cholesky_error(terms: int, half_bandwidth: int, largest: float) -> fl
 
 
 def diagonal_error(size: float, dtype: torch.dtype) -> float:
-    """Rounding of t - a_ii where both are at most ``size``, t being rounded to the type first."""
-    return 4 * _UNIT[dtype] * size
+    """Rounding of (level - error) - a_ii where all are at most ``size``: two in float64, two in the type."""
+    return 8 * _UNIT[dtype] * size
 
 
 def lift(weights: Tensor) -> tuple[Tensor, float, int]:
@@ -164,29 +176,46 @@ def scaled_tensor(values: Tensor, exponent: int) -> tuple[Tensor, float]:
 
 @contextmanager
 def checked_arithmetic(call: str) -> Iterator[None]:
-    """Full precision inside, without gradients, after checking what can be checked of the machine."""
+    """Full precision inside, without gradients, after checking what can be checked of the machine.
+
+    The precision of float32 products is a setting of the process, restored at the end.
+    """
+    with _full_float32_products(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        _check(call)
+        yield
+
+
+@contextmanager
+def _full_float32_products() -> Iterator[None]:
+    settings: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if hasattr(settings, "fp32_precision"):  # newer versions of torch refuse to mix this with the older calls
+        before = settings.fp32_precision
+        settings.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            settings.fp32_precision = before
+        return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            _check(call)
-            yield
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 def _check(call: str) -> None:
-    # Long enough that every thread of a parallel loop takes part.
-    tiny = torch.full((2**16,), 2.0**-1074, dtype=torch.float64)
-    if not bool((tiny * 1.0 > 0).all()) or 2.0**-1074 * 1.0 == 0.0:
+    # Long enough that every thread of a parallel loop has a part.
+    ones = torch.ones(2**16 * torch.get_num_threads(), dtype=torch.float64)
+    one = float(ones[0])  # not a constant that the interpreter would fold
+    if not bool((ones * 2.0**-1074 > 0).all()) or one * 2.0**-1074 == 0.0:
         raise RuntimeError(
             f"{call}: subnormal numbers are flushed to zero on this machine, which loses weights; "
             f"torch.set_flush_denormal(False) turns that off"
         )
-    ones = torch.ones(2**16, dtype=torch.float64)
     nearest = bool((ones + 2.0**-53 == 1).all()) and bool((ones + 1.5 * 2.0**-53 == 1 + 2.0**-52).all())
-    if not nearest or not bool((-ones - 1.5 * 2.0**-53 == -1 - 2.0**-52).all()):
+    if not nearest or not bool((-ones - 1.5 * 2.0**-53 == -1 - 2.0**-52).all()) or one + 2.0**-53 != 1:
         raise RuntimeError(f"{call}: expected rounding to nearest in float64, found another rounding mode")
-    fine = torch.full((32, 32), 1 + 2.0**-23)
-    if not bool((fine @ torch.eye(32) == fine).all()):
+    fine = torch.full((64, 64), 1 + 2.0**-23)
+    if not bool((fine @ torch.eye(64) == fine).all()):
         raise RuntimeError(f"{call}: float32 matrix products lose bits on this machine (TF32 or bfloat16)")

@@ -99,7 +99,7 @@ def test_without_its_rounding_terms_the_enclosure_is_wrong(monkeypatch):
     matrices = list(draw(120, seed=1))
     assert all(holds(spectral_norm(matrix, tol=1e-12), ball_norm(matrix)) for matrix in matrices)
     _take_out_rounding(monkeypatch)
-    wrong = [matrix for matrix in matrices if not holds(spectral_norm(matrix, tol=1e-15), ball_norm(matrix))]
+    wrong = [matrix for matrix in matrices if noticed(matrix, None, ball_norm(matrix))]
     assert len(wrong) >= 5
 
 
@@ -110,10 +110,16 @@ def test_without_its_rounding_terms_the_banded_proof_is_wrong(monkeypatch):
     truths = [ball_norm(layer.to_dense(size)) for layer, size in cases]
     assert all(holds(spectral_norm(*case, tol=1e-11), truth) for case, truth in zip(cases, truths, strict=True))
     _take_out_rounding(monkeypatch)
-    wrong = [
-        case for case, truth in zip(cases, truths, strict=True) if not holds(spectral_norm(*case, tol=1e-15), truth)
-    ]
+    wrong = [case for case, truth in zip(cases, truths, strict=True) if noticed(*case, truth)]
     assert len(wrong) >= 2
+
+
+def noticed(layer, size, truth):
+    """Whether the answer is wrong, or contradicts itself."""
+    try:
+        return not holds(spectral_norm(layer, size, tol=1e-15), truth)
+    except ArithmeticError:
+        return True
 
 
 def _take_out_rounding(monkeypatch):

@@ -24,7 +24,7 @@ from torch import Tensor
 from gramcert.certified.tapwise import at_tap
 from gramcert.certified.work import Work
 from gramcert.geometry.axis import Axis
-from gramcert.rounding import banded_cholesky_error, diagonal_error, down, gamma, total_up, underflow, up
+from gramcert.rounding import absolute_sums, banded_cholesky_error, diagonal_error, down, gamma, underflow, up
 
 Side = Literal["input", "output"]
 
@@ -68,16 +68,22 @@ class _AxisGram:
         self.bandwidth, order = min(
             ((_bandwidth(pattern, order), order) for order in orders), key=lambda candidate: candidate[0]
         )
+        place = np.empty(self.size, dtype=np.int64)
+        place[order] = natural
+        self.taps = axis.taps
         self.entries: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         for pair, matrix in products.items():
             coordinates = matrix.tocoo()
-            place = np.empty(self.size, dtype=np.int64)
-            place[order] = np.arange(self.size)
-            self.entries[pair] = (
-                torch.from_numpy(place[coordinates.row]),
-                torch.from_numpy(place[coordinates.col]),
-                torch.from_numpy(coordinates.data),
-            )
+            rows, columns = place[coordinates.row], place[coordinates.col]
+            self.entries[pair] = (torch.from_numpy(rows), torch.from_numpy(columns), torch.from_numpy(coordinates.data))
+
+    def counts(self) -> Tensor:
+        """How often each pair of taps couples places x and x + offset: (pairs, places, bandwidth + 1)."""
+        counts = torch.zeros(self.taps**2, self.size, self.bandwidth + 1, dtype=torch.float64)
+        for (first, second), (rows, columns, values) in self.entries.items():
+            upper = columns >= rows
+            counts[first * self.taps + second, rows[upper], (columns - rows)[upper]] = values[upper]
+        return counts
 
 
 def _bandwidth(pattern: Any, order: Any) -> int:
@@ -109,33 +115,43 @@ class BandedGram:
         self.half_bandwidth = (self.bandwidth + 1) * self.block - 1
         self.flops = self._work(grams, sizes, self._along)
         self.panel = min(self.positions, max(1, -(-SMALLEST_PANEL // self.block)))
-        self.bytes = 8 * self.block**2 * ((self.panel + self.bandwidth) ** 2 * 2 + 2 * (self.bandwidth + 1) + 2)
+        # The window, the factor of a panel and what it solves for, the blocks that are kept and one that is built.
+        blocks = (
+            (self.panel + self.bandwidth) ** 2 + self.panel * (self.panel + 2 * self.bandwidth) + self.bandwidth + 4
+        )
+        taps = self._kernel.shape[2]
+        self.bytes = 8 * (self.block**2 * blocks + taps**2 * self.positions * (self.bandwidth + 1))
         self.storing_error = _storing_error(kernel, axes, side)
-        self._weights = self._outer_weights()
+        self._counts: Tensor | None = None
         self._blocks: dict[tuple[tuple[int, int, float], ...], Tensor] = {}
+
+    @property
+    def description(self) -> str:
+        """What is factorised."""
+        return f"order {self.order} and half-bandwidth {self.half_bandwidth}"
 
     def _work(self, grams: list[_AxisGram], sizes: list[int], axis: int) -> float:
         block = self.channels * math.prod(sizes) / sizes[axis]
         band = min(grams[axis].bandwidth, sizes[axis] - 1) + 1
         return 2.0 * sizes[axis] * block**3 * band**2
 
-    def _outer_weights(self) -> dict[tuple[int, int], tuple[tuple[int, int, float], ...]]:
-        """For each pair of outer positions the pairs of taps that couple them, and how often."""
-        weights: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
-        for (first, second), (rows, columns, counts) in self._outer.entries.items():
-            for row, column, count in zip(rows.tolist(), columns.tolist(), counts.tolist(), strict=True):
-                if row <= column:
-                    weights.setdefault((row, column), []).append((first, second, count))
-        return {place: tuple(pairs) for place, pairs in weights.items()}
-
     def _coupling(self, row: int, column: int) -> Tensor | None:
         """The block of the Gram matrix at two outer positions, row <= column; positions inside the layer share it."""
-        pairs = self._weights.get((row, column))
-        if pairs is None:
+        if self._counts is None:
+            self._counts = self._outer.counts()
+        counts = self._counts[:, row, column - row]
+        coupled = counts.nonzero()[:, 0].tolist()
+        if not coupled:
             return None
-        if pairs not in self._blocks:
-            self._blocks[pairs] = self._build(pairs)
-        return self._blocks[pairs]
+        taps = self._kernel.shape[2]
+        pairs = tuple((*divmod(pair, taps), float(counts[pair])) for pair in coupled)
+        block = self._blocks.pop(pairs, None)
+        if block is None:
+            block = self._build(pairs)
+            while len(self._blocks) > self.bandwidth + 1:  # those of the borders are needed once
+                self._blocks.pop(next(iter(self._blocks)))
+        self._blocks[pairs] = block  # the latest last
+        return block
 
     def _build(self, pairs: tuple[tuple[int, int, float], ...]) -> Tensor:
         sizes = [gram.size for gram in self._inner]
@@ -156,15 +172,15 @@ class BandedGram:
         return block.transpose(1, 2).reshape(self.block, self.block)
 
     def dense(self) -> Tensor:
-        """The whole Gram matrix, places in the order of the band, within ``storing_error`` in norm."""
+        """The whole Gram matrix, symmetric, places in the order of the band, within ``storing_error`` in norm."""
         matrix = torch.zeros(self.order, self.order, dtype=torch.float64)
-        for row, column in self._weights:
-            block = self._coupling(row, column)
-            if block is not None:
-                matrix[_span(row, self.block), _span(column, self.block)] = block
-                if row != column:
-                    matrix[_span(column, self.block), _span(row, self.block)] = block.T
-        return matrix
+        for row in range(self.positions):
+            for column in range(row, min(self.positions, row + self.bandwidth + 1)):
+                block = self._coupling(row, column)
+                if block is not None:
+                    matrix[_span(row, self.block), _span(column, self.block)] = block
+        # One of the two roundings of each entry.
+        return matrix.triu() + matrix.triu(1).T
 
     def proves_below(self, level: float, work: Work) -> bool:
         """Whether λ_max <= level was proved, rounding included; False says nothing."""
@@ -187,7 +203,10 @@ class BandedGram:
                 return False
             if rest:
                 solved = torch.linalg.solve_triangular(factor, matrix[:width, width : width + rest], upper=False)
-                matrix[:rest, :rest] = matrix[width : width + rest, width : width + rest] - solved.T @ solved
+                matrix[width : width + rest, width : width + rest].addmm_(solved.T, solved, alpha=-1)
+                for first in range(0, rest, self.block):  # rows are overwritten only after they have moved
+                    moved = matrix[width + first : width + first + self.block, width : width + rest]
+                    matrix[first : first + self.block, :rest] = moved
             matrix[rest:] = 0
             matrix[:rest, rest:] = 0
             first_new = start + self.panel + self.bandwidth
@@ -232,7 +251,6 @@ def _storing_error(kernel: Tensor, axes: tuple[Axis, ...], side: Side) -> float:
     """
     contracted = kernel.shape[0] if side == "input" else kernel.shape[1]
     terms = contracted + math.prod(kernel.shape[2:]) ** 2 + 4
-    sizes = kernel.abs()
-    rows = total_up(sizes.flatten(1))
-    columns = total_up(sizes.transpose(0, 1).flatten(1)) * math.prod(axis.repetition for axis in axes)
-    return up(up(gamma(terms) * up(rows * columns))) + underflow(8 * terms * kernel.numel())
+    rows, columns = absolute_sums(kernel)
+    columns = up(columns * math.prod(axis.repetition for axis in axes))
+    return up(up(gamma(terms) * up(rows * columns)) + underflow(8 * terms * kernel.numel()))

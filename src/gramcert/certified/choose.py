@@ -14,11 +14,13 @@ from gramcert.certified.work import Work
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
-from gramcert.geometry.reduction import every_size_square
 from gramcert.rounding import checked_arithmetic, root_up, up
 
 # Part of the tolerance kept back for the last roundings.
 RESERVE = 2.0**-20
+
+# Finer tolerances are asked for in vain, and only make the search longer.
+FINEST = 1e-15
 
 
 def spectral_norm(
@@ -64,25 +66,27 @@ def enclose(
     call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None, tol: float, work: Work
 ) -> Enclosure:
     """:func:`spectral_norm` with limits and progress from the caller."""
-    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 < tol < 1:
-        raise ValueError(f"{call}(tol={tol!r}): expected a number between 0 and 1")
+    if isinstance(tol, bool) or not isinstance(tol, (int, float)):
+        raise TypeError(f"{call}(tol): expected a number, got {tol!r}")
+    if not 0 < tol < 1:
+        raise ValueError(f"{call}(tol={tol!r}): expected 0 < tol < 1")
     description = as_convolution(call, layer)
     axes = None
     if input_size is not None:
         if not is_spatial(layer):
             raise ValueError(f"{call}(input_size={input_size}): {_name(layer)} has no spatial size, expected None")
         sizes = axis_sizes(call, "input_size", input_size, description.axes, what=_name(layer))
-        axes = layer_axes(description, sizes)
+        axes = layer_axes(description, sizes, call)
     require_finite(call, "layer", description.kernel)
     with checked_arithmetic(call):
-        if not bool(description.kernel.any()):
-            return Enclosure(0.0, 0.0, "all weights are zero")
-        lifted = LiftedLayer.of(description)
-        inner = tol * (1 - RESERVE)
+        lifted = LiftedLayer.of(description, axes)
+        if lifted.is_zero:
+            return Enclosure(0.0, 0.0, "no output depends on the input")
+        inner = max(tol * (1 - RESERVE), FINEST)
         if axes is None:
             lower, upper, method, notes = _every_size(lifted, inner, work)
         else:
-            search = OneSize(lifted, axes, inner, work)
+            search = OneSize(lifted, inner, work)
             search.run()
             lower, upper, method, notes = search.lower, search.upper, search.method, search.reasons
     lower, upper = lifted.bounds(lower, upper)
@@ -96,8 +100,8 @@ def enclose(
 
 
 def _every_size(lifted: LiftedLayer, tol: float, work: Work) -> tuple[float, float, str, list[str]]:
-    found = supremum(lifted.reduced(lifted.kernels), tol, work)
-    square = every_size_square(lifted.layer, lifted.trimmed)
+    found = supremum(lifted.reduced(), tol, work)
+    square = lifted.square
     notes = [found.missed] if found.missed else []
     if square == 1:
         return found.lower, found.upper, found.method, notes

@@ -6,11 +6,17 @@ import torch
 from torch import Tensor
 
 from gramcert.certified.gram_symbol import GramSymbol, crude_norm
+from gramcert.certified.lanczos import top_vector
+from gramcert.certified.tapwise import TapwiseLayer
 from gramcert.certified.torus import Maximum, torus_maximum
 from gramcert.certified.work import OutOfBudgetError, Work
-from gramcert.rounding import down, norm_down
+from gramcert.geometry.axis import Axis
+from gramcert.rounding import largest_upper
 
 SEARCH = "adaptive search of all frequencies"
+# Products for a lower bound where symbols would take too much memory.
+LOWER_STEPS = 30
+
 MATRIX = "Cholesky proof of the matrix"  # kernels with one tap have one symbol
 
 
@@ -33,14 +39,14 @@ def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:
     crude = [crude_norm(kernel) for kernel in kernels]
     for group in sorted(range(len(kernels)), key=lambda index: -crude[index]):
         kernel = kernels[group]
-        if crude[group] <= down(lower / (1 - tol)):  # this group cannot matter
+        if crude[group] <= largest_upper(lower, tol):  # this group cannot matter
             upper = max(upper, crude[group])
             continue
         try:
             work.require_bytes(method, GramSymbol.bytes_for(kernel))
             symbol = GramSymbol(kernel)
         except OutOfBudgetError as error:
-            lower, upper, missed = max(lower, column_norm(kernel)), max(upper, crude[group]), str(error)
+            lower, upper, missed = max(lower, lower_norm(kernel)), max(upper, crude[group]), str(error)
             continue
         found = torus_maximum(symbol, tol, work, lower)
         evaluations += found.evaluations
@@ -51,6 +57,14 @@ def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:
     return Supremum(lower, upper, method, missed, best)
 
 
-def column_norm(kernel: Tensor) -> float:
-    """Below sup σ(E): the mean of ‖E(ω)e_i‖² over all frequencies is the sum of squares of input channel i."""
-    return max(norm_down(column) for column in torch.unbind(kernel, 1))
+def lower_norm(kernel: Tensor) -> float:
+    """A lower bound of sup σ(E) without symbols.
+
+    The mean of ‖E(ω)x‖² over all frequencies is Σ_b ‖K_b x‖² = ‖Kx‖² for the taps stacked as rows of one matrix K, so
+    its largest singular value is a lower bound; of a matrix it is the norm itself.
+    """
+    stacked = kernel.flatten(2).permute(2, 0, 1).reshape(-1, kernel.shape[1])
+    layer = TapwiseLayer(stacked[None, :, :, None], (Axis(1, 1, 0, 1, 1, 1, "zeros"),))
+    start = torch.ones(kernel.shape[1], dtype=torch.float64)
+    vector = top_vector(lambda x: stacked.T @ (stacked @ x), start, LOWER_STEPS)[1]
+    return layer.norm_below(vector[None, :, None])

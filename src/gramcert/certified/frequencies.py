@@ -84,12 +84,14 @@ class Cells:
         total, units, points = 0.0, [], []
         if diamonds:  # an even number of units closes the torus
             counts = [2 * math.ceil(math.pi * degree / (share * radius)) for degree in diamonds]
-            total = max(up(up(2 * math.pi) * degree / count) for degree, count in zip(diamonds, counts, strict=True))
+            total = max(
+                up(up(up(2 * math.pi) * degree) / count) for degree, count in zip(diamonds, counts, strict=True)
+            )
             units += counts
             points += [torch.arange(count) for count in counts]
         for degree in intervals:  # of two units each
             count = 2 * math.ceil(math.pi * degree / (2 * (1 - share) * radius))
-            total = up(total + up(up(math.pi) * degree / count))
+            total = up(total + up(up(up(math.pi) * degree) / count))
             units.append(2 * count)
             points.append(2 * torch.arange(count))
         if units:  # the last axis from 0 to π, both included

@@ -72,6 +72,8 @@ class GramSymbol:
         """Memory that the tables and a batch take for a kernel."""
         order, sizes = min(kernel.shape[:2]), kernel.shape[2:]
         lags = math.prod(2 * size - 1 for size in sizes)
+        if lags == 1:  # real, one matrix: stored twice in both precisions, shifted and factorised
+            return order**2 * 48
         return order**2 * 16 * (2 * lags + 8) + 3 * max(BATCH_BYTES, min(LARGE_BATCH_BYTES, 16 * SHARED * order**2))
 
     def _correlate(self) -> Tensor:
@@ -138,7 +140,7 @@ class GramSymbol:
         size = float(real.abs().max()) + abs(level)
         stored = up(self.table(dtype).error + diagonal_error(size, dtype))
         trace = float(real.double().sum(-1).max()) + self.order * level
-        trace = up(max(0.0, trace) + self.order * diagonal_error(size, dtype))
+        trace = up(up(max(0.0, trace) * (1 + 2 * gamma(self.order))) + self.order * diagonal_error(size, dtype))
         error = up(stored + cholesky_error(self.order, trace, dtype, is_complex=self.is_complex))
         diagonal.add_(level - error)
         passed: Tensor = torch.linalg.cholesky_ex(matrices)[1] == 0
@@ -166,7 +168,8 @@ class GramSymbol:
 
     def _adjoint(self, frequency: Frequencies, vector: Tensor) -> Tensor:
         """E*v in complex128."""
-        twiddles = torch.exp(1j * frequency.angles(self.places)[0])
+        angles = frequency.angles(self.places)[0]
+        twiddles = torch.complex(angles.cos(), angles.sin())
         parts = torch.view_as_real(vector.to(torch.complex128)).contiguous()
         products = torch.view_as_complex((self._flat.permute(1, 2, 0) @ parts).contiguous())
         return products @ twiddles

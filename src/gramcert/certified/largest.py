@@ -46,11 +46,12 @@ def largest_values(gram: BandedGram, count: int) -> tuple[Tensor, float]:
     product = up(gamma(order + 2) * up(rows * lengths))
     residual = up(norm_up(matrix @ vectors - vectors * values) + up(4 * product))
     defect = up(
-        norm_up(vectors.T @ vectors - torch.eye(count, dtype=torch.float64)) + up(2 * gamma(order) * lengths**2)
+        norm_up(vectors.T @ vectors - torch.eye(count, dtype=torch.float64))
+        + up(up(2 * gamma(order)) * up(lengths * lengths))
     )
     if not defect < 0.1:
         raise ArithmeticError("singular_values: the Krylov vectors are not orthonormal")
-    doubt = up(up(2 * up(residual + up(2 * rows * defect))) + storing)
+    doubt = up(2 * up(residual + up(up(rows + up(float(values[0]))) * defect)) + storing)
     ceiling = _ceiling(matrix, vectors, values, doubt)
     lower = [down(float(value) - doubt) for value in values]
     upper = [up(max(float(value), ceiling) + doubt) for value in values]

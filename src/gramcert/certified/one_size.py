@@ -6,6 +6,8 @@ padding map; and by the banded proof, which alone comes arbitrarily near. From b
 vector.
 """
 
+import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -13,7 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gramcert.certified.banded import smaller_gram
+from gramcert.certified.banded import BandedGram, smaller_gram
+from gramcert.certified.dense import DenseGram
 from gramcert.certified.every_size import supremum
 from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import GramSymbol, crude_norm
@@ -22,19 +25,22 @@ from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import TapwiseLayer, plane_waves
 from gramcert.certified.torus import Maximum, grid_maximum, torus_maximum
 from gramcert.certified.work import OutOfBudgetError, Work
-from gramcert.geometry.axis import Axis
 from gramcert.geometry.reduction import one_size_bound
 from gramcert.geometry.symbol import FrequencyGrid
-from gramcert.rounding import down, root_up, up
+from gramcert.rounding import down, largest_upper, root_up, up
 
 ALL_FREQUENCIES = "sup over all frequencies"
 BANDED = "banded Cholesky proof"
+DENSE = "dense Cholesky proof"
 CIRCULANT = "all frequencies of the circulant"
 EMBEDDING = "circulants that contain the layer"
 LANCZOS = "Lanczos iteration on the layer"
 
-# Floating-point operations of a banded proof that costs no more than looking at the symbol first.
-CHEAP = 3e8
+# Orders and entries of matrices whose dense factorisation costs no more than looking at the symbol first.
+SMALL_ORDER, SMALL_ENTRIES = 1536, 2**22
+
+# Taps on an axis up to which the band is put together: the work grows with their square.
+MOST_TAPS = 128
 
 # Rate for the guess whether a banded proof fits into the time that is left.
 FLOPS_PER_SECOND = 2e10
@@ -45,6 +51,12 @@ SMALL_GRID = 2048
 # Steps of Lanczos iteration at a time, and how often it may go on.
 LANCZOS_STEPS, LANCZOS_ROUNDS = 400, 6
 
+# Vectors that have to fit into the memory for it to be worth while.
+LANCZOS_FEWEST = 10
+
+# Numbers in a plane wave: enough to come within 1e-4 of the supremum in two dimensions.
+WAVE_NUMBERS = 2**22
+
 # The circulants that contain the layer come several times nearer than sup; they are tried if that may be enough.
 EMBEDDING_GAIN = 8.0
 
@@ -52,26 +64,26 @@ EMBEDDING_GAIN = 8.0
 class OneSize:
     """The search for one layer at one input size; ``lower`` and ``upper`` hold at any time."""
 
-    def __init__(self, lifted: LiftedLayer, axes: tuple[Axis, ...], tol: float, work: Work) -> None:
+    def __init__(self, lifted: LiftedLayer, tol: float, work: Work) -> None:
+        assert lifted.axes is not None
         self.tol, self.work = tol, work
-        self.kernels, self.axes = lifted.at(axes)
-        self.lower, self.upper, self.method = 0.0, 0.0, "no output reads a place of the input"
-        self.reasons: list[str] = []
-        if not self.kernels.numel():
-            return
-        self.reduced = lifted.reduced(self.kernels)
+        self.kernels, self.axes, self.reduced = lifted.kernels, lifted.axes, lifted.reduced()
         self.bound = one_size_bound(self.axes)
         self.repetition = root_up(math.prod(axis.repetition for axis in self.axes))
         self._crude = [up(crude_norm(kernel) * self.repetition) for kernel in self.kernels]
-        self.upper, self.method = max(self._crude), "sums of absolute weights"
-        self._layer = TapwiseLayer(self.kernels, self.axes)
+        self.lower, self.upper, self.method = 0.0, max(self._crude), "sums of absolute weights"
+        self.reasons: list[str] = []
         self._vector: Tensor | None = None
         self._settled = tol / 50  # what Lanczos iteration takes for standing still
+
+    @functools.cached_property
+    def _layer(self) -> TapwiseLayer:
+        return TapwiseLayer(self.kernels, self.axes)
 
     @property
     def target(self) -> float:
         """The largest upper bound that satisfies the tolerance."""
-        return down(down(self.lower / up(1 - self.tol)))
+        return largest_upper(self.lower, self.tol)
 
     @property
     def finished(self) -> bool:
@@ -80,20 +92,28 @@ class OneSize:
 
     def run(self) -> None:
         """Try the methods in the order of their cost."""
-        if self.finished:
-            return
         if all(axis.is_whole_circulant for axis in self.axes):
-            self._attempt(CIRCULANT, self._circulant)
-            return
-        band = smaller_gram(self.kernels[0], self.axes)
-        cheap = band.flops * len(self.kernels) <= CHEAP
-        methods = [(LANCZOS, self._lanczos), (BANDED, self._banded)] if cheap else []
-        methods += [(ALL_FREQUENCIES, self._all_frequencies), (LANCZOS, self._lanczos)]
-        methods += [(EMBEDDING, self._embedding)] + ([] if cheap else [(BANDED, self._banded)])
+            methods = [(CIRCULANT, self._circulant)]
+        elif self._is_small():
+            methods = [(LANCZOS, self._lanczos), (DENSE, self._proof)]
+        else:
+            methods = [
+                (ALL_FREQUENCIES, self._all_frequencies),
+                (LANCZOS, self._lanczos),
+                (EMBEDDING, self._promising_embedding),
+                (BANDED, self._proof),
+                (EMBEDDING, self._embedding),
+            ]
         for name, method in methods:
             self._attempt(name, method)
             if self.finished:
                 return
+
+    def _is_small(self) -> bool:
+        """Whether the matrix itself is quickly factorised."""
+        inputs = self.kernels.shape[2] * math.prod(axis.size for axis in self.axes)
+        outputs = self.kernels.shape[1] * math.prod(axis.outputs for axis in self.axes)
+        return min(inputs, outputs) <= SMALL_ORDER and inputs * outputs <= SMALL_ENTRIES
 
     def _attempt(self, name: str, method: Callable[[], str]) -> None:
         try:
@@ -103,9 +123,11 @@ class OneSize:
             self.reasons.append(note)
         self.work.record(name, self.lower, self.upper, note)
 
-    def _lower_upper(self, value: float, method: str) -> None:
+    def _tighten(self, value: float, method: str) -> None:
+        if value < self.lower:
+            raise ArithmeticError(f"spectral_norm: {method} proved {value}, below {self.lower}; please report this")
         if value < self.upper:
-            self.upper, self.method = max(value, self.lower), method
+            self.upper, self.method = value, method
 
     def _circulant(self) -> str:
         """Exact: the largest σ(E) on the grid; large grids by way of all frequencies, which are fewer to look at."""
@@ -114,47 +136,68 @@ class OneSize:
             if self._crude[group] <= self.target:
                 highest = max(highest, self._crude[group])
                 continue
-            symbol = self._symbol(group)
-            grid = Frequencies.of_grid(self.bound.grids[0], symbol.axes)
-            found = self._circulant_group(symbol, grid)
+            found = self._circulant_group(self._symbol(CIRCULANT, group))
             evaluations += found.evaluations
             self.lower, highest = max(self.lower, found.lower), max(highest, found.upper)
             if found.missed:
                 self.reasons.append(found.missed)
-        self._lower_upper(highest, CIRCULANT)
+        self._tighten(highest, CIRCULANT)
         return f"{evaluations} symbols"
 
-    def _circulant_group(self, symbol: GramSymbol, grid: Frequencies) -> Maximum:
-        if len(grid) > SMALL_GRID:
-            everywhere = torus_maximum(symbol, self.tol / 2, self.work, self.lower)
-            near = _neighbours(self.bound.grids[0], symbol.axes, everywhere.frequency)
-            there = grid_maximum(symbol, near, self.tol / 4, self.work)
-            lower = max(there.lower, self.lower)
-            if everywhere.upper <= down(lower / up(1 - self.tol)):
-                evaluations = everywhere.evaluations + there.evaluations
-                return Maximum(there.lower, everywhere.upper, there.frequency, there.vector, evaluations)
-        return grid_maximum(symbol, grid, self.tol, self.work, self.lower)
+    def _circulant_group(self, symbol: GramSymbol) -> Maximum:
+        grid = self.bound.grids[0]
+        if len(grid) <= SMALL_GRID:
+            return grid_maximum(symbol, Frequencies.of_grid(grid, symbol.axes), self.tol, self.work, self.lower)
+        everywhere = torus_maximum(symbol, self.tol / 2, self.work, self.lower)
+        near = grid_maximum(symbol, _neighbours(grid, symbol.axes, everywhere.frequency), self.tol / 4, self.work)
+        best = dataclasses.replace(near, upper=everywhere.upper, missed=everywhere.missed)
+        if best.upper > largest_upper(max(best.lower, self.lower), self.tol):
+            points = self._points(CIRCULANT, grid, symbol)
+            whole = grid_maximum(symbol, points, self.tol, self.work, max(best.lower, self.lower))
+            best = dataclasses.replace(whole, lower=max(best.lower, whole.lower), upper=min(best.upper, whole.upper))
+        return best
+
+    def _points(self, name: str, grid: FrequencyGrid, symbol: GramSymbol) -> Frequencies:
+        self.work.require_bytes(name, 64 * len(grid))
+        return Frequencies.of_grid(grid, symbol.axes)
 
     def _all_frequencies(self) -> str:
         """Sup σ(E) bounds the layer up to the norm of the padding map; a plane wave at the maximiser comes near it."""
         # Where pixels repeat, sup alone cannot close, and need not be known well.
         tol = self.tol / 2 if self.bound.square == 1 else max(self.tol / 2, 1e-2)
         found = supremum(self.reduced, tol, self.work)
-        self._lower_upper(up(found.upper * root_up(self.bound.square)), ALL_FREQUENCIES)
-        if found.best is not None and self._vector is None:
-            group, symbol, best = found.best
-            waves = plane_waves(symbol, best.frequency, best.vector, self.axes, self.kernels.shape[2])
-            vector = torch.zeros(self._layer.input_shape, dtype=torch.float64)
-            vector[group] = max(waves, key=lambda wave: float(wave.norm()))
-            self._use(vector)
+        self._tighten(up(found.upper * root_up(self.bound.square)), ALL_FREQUENCIES)
+        if found.missed:
+            self.reasons.append(found.missed)
+        if found.best is not None:
+            self._use_wave(*found.best)
         return found.missed
+
+    def _use_wave(self, group: int, symbol: GramSymbol, best: Maximum) -> None:
+        """A plane wave at the maximiser; of large inputs with zero padding only on a part.
+
+        Inputs that are zero outside of their first places, and the first outputs, are a smaller layer of the same kind,
+        so its norm is a lower bound of the whole one.
+        """
+        axes = self.axes
+        while math.prod(axis.size for axis in axes) * self.kernels.shape[2] > WAVE_NUMBERS and axes[0].mode == "zeros":
+            longest = max(axes, key=lambda axis: axis.size)
+            axes = tuple(axis.first_places(axis.size // 2) if axis is longest else axis for axis in axes)
+        numbers = math.prod(axis.used for axis in axes) * sum(self.kernels.shape[1:3])
+        self.work.require_bytes("a plane wave", 64 * numbers)
+        waves = plane_waves(symbol, best.frequency, best.vector, axes, self.kernels.shape[2])
+        wave = max(waves, key=lambda wave: float(wave.norm()))
+        self.lower = max(self.lower, TapwiseLayer(self.kernels[group : group + 1], axes).norm_below(wave[None]))
+        if axes is self.axes:
+            self._vector = torch.zeros(self._layer.input_shape, dtype=torch.float64)
+            self._vector[group] = wave
 
     def _lanczos(self) -> str:
         """Raise the lower bound until it stands still."""
-        size = math.prod(self._layer.input_shape)
-        steps = min(LANCZOS_STEPS, self.work.max_bytes // (32 * size))
-        if steps < 2:
-            raise OutOfBudgetError(f"{LANCZOS}: two vectors of {size} numbers need more than max_bytes")
+        inputs = self.kernels.shape[0] * self.kernels.shape[2] * math.prod(axis.size for axis in self.axes)
+        padded = self.kernels.shape[0] * sum(self.kernels.shape[1:3]) * math.prod(axis.used for axis in self.axes)
+        self.work.require_bytes(LANCZOS, 8 * (4 * padded + LANCZOS_FEWEST * inputs))
+        steps = min(LANCZOS_STEPS, (self.work.max_bytes // 8 - 4 * padded) // inputs)
         for _ in range(LANCZOS_ROUNDS):
             before = self.lower
             self._use(top_vector(self._gram, self._start(), steps, self._settled)[1].reshape(self._layer.input_shape))
@@ -178,11 +221,14 @@ class OneSize:
         if value > self.lower:
             self.lower, self._vector = value, vector
 
-    def _embedding(self) -> str:
-        """The largest σ(E) on the grid of a circulant that has the layer as a part, shifted by half a step or not."""
+    def _promising_embedding(self) -> str:
         gap = self.upper / self.repetition - self.lower
         if gap > EMBEDDING_GAIN * self.tol * self.upper:
             return "left out: it would not come near enough"
+        return self._embedding()
+
+    def _embedding(self) -> str:
+        """The largest σ(E) on the grid of a circulant that has the layer as a part, shifted by half a step or not."""
         best, evaluations = math.inf, 0
         for grid in self.bound.grids:
             highest = 0.0
@@ -190,30 +236,23 @@ class OneSize:
                 if self._crude[group] <= self.target:
                     highest = max(highest, self._crude[group])
                     continue
-                symbol = self._symbol(group)
-                points = Frequencies.of_grid(grid, symbol.axes)
-                found = grid_maximum(symbol, points, self.tol / 4, self.work, self.lower)
+                symbol = self._symbol(EMBEDDING, group)
+                points = self._points(EMBEDDING, grid, symbol)
+                found = grid_maximum(symbol, points, self.tol / 4, self.work, self.lower / self.repetition)
                 evaluations += found.evaluations
                 highest = max(highest, up(found.upper * root_up(self.bound.square)))
             best = min(best, highest)
-        self._lower_upper(best, EMBEDDING)
+        self._tighten(best, EMBEDDING)
         return f"{evaluations} symbols"
 
-    def _banded(self) -> str:
+    def _proof(self) -> str:
         """Prove half the tolerance above the lower bound; where that fails, look for more below, then ask for less."""
         groups = [group for group in self._groups_by_size() if self._crude[group] > self.target]
         left_out = max((size for group, size in enumerate(self._crude) if group not in groups), default=0.0)
-        bands = [smaller_gram(self.kernels[group], self.axes) for group in groups]
-        for band in bands:
-            self.work.require_bytes(BANDED, band.bytes)
-        guess = sum(band.flops for band in bands) / FLOPS_PER_SECOND
-        if guess > self.work.remaining:
-            raise OutOfBudgetError(
-                f"{BANDED}: about {guess:.0f} s, more than max_seconds={self.work.max_seconds} leaves"
-            )
-        ask, hopeless, tries, excess = self.tol / 2, False, 0, 1e-15 * self.upper**2
+        grams = self._grams(groups)
+        ask, hopeless, tries, excess = self.tol / 2, False, 0, max(1e-15 * self.upper**2, 1e-300)
         while not self.finished:
-            bound = down(down(self.lower / up(1 - ask)))
+            bound = largest_upper(self.lower, ask)
             level = down(bound * bound)
             if hopeless:  # in relative terms, as where weights cancel: prove whatever can be proved
                 level, excess = level + excess, 16 * excess
@@ -221,8 +260,8 @@ class OneSize:
             if bound >= self.upper:
                 break
             tries += 1
-            if all(band.proves_below(level, self.work) for band in bands):
-                self._lower_upper(max(bound, left_out), BANDED)
+            if all(gram.proves_below(level, self.work) for gram in grams):
+                self._tighten(max(bound, left_out), DENSE if self._is_small() else BANDED)
                 break
             before = self.lower
             self._settled = max(1e-3 * self._settled, 1e-16)  # two values may lie close together
@@ -230,17 +269,30 @@ class OneSize:
             if self.lower <= before * (1 + self.tol / 10):
                 ask, hopeless = self.tol, ask == self.tol
         if not self.finished:
-            self.reasons.append(f"{BANDED}: rounding in float64 leaves no room for this tolerance")
-        order, half_bandwidth = bands[0].order, bands[0].half_bandwidth
-        return f"{tries} of order {order} and half-bandwidth {half_bandwidth}" + (
-            f", {len(bands)} groups" * (len(bands) > 1)
-        )
+            self.reasons.append("rounding in float64 leaves no room for this tolerance")
+        several = f", {len(grams)} groups" if len(grams) > 1 else ""
+        return f"{tries} of {grams[0].description}{several}"
+
+    def _grams(self, groups: list[int]) -> list[DenseGram] | list[BandedGram]:
+        self.work.require_seconds(BANDED, 0.0)
+        if self._is_small():
+            return [DenseGram(self.kernels[group], self.axes) for group in groups]
+        most = max(axis.taps for axis in self.axes)
+        if most > MOST_TAPS:
+            raise OutOfBudgetError(f"{BANDED}: made for up to {MOST_TAPS} taps on an axis, got {most}")
+        self.work.require_bytes(BANDED, 64 * max(axis.used * axis.taps**2 for axis in self.axes))
+        grams: list[BandedGram] = []
+        for group in groups:
+            grams.append(smaller_gram(self.kernels[group], self.axes))
+            self.work.require_bytes(BANDED, grams[-1].bytes)
+            self.work.require_seconds(BANDED, sum(gram.flops for gram in grams) / FLOPS_PER_SECOND)
+        return grams
 
     def _groups_by_size(self) -> list[int]:
         return sorted(range(len(self.kernels)), key=lambda group: -self._crude[group])
 
-    def _symbol(self, group: int) -> GramSymbol:
-        self.work.require_bytes(CIRCULANT, GramSymbol.bytes_for(self.reduced[group]))
+    def _symbol(self, name: str, group: int) -> GramSymbol:
+        self.work.require_bytes(name, GramSymbol.bytes_for(self.reduced[group]))
         return GramSymbol(self.reduced[group])
 
 

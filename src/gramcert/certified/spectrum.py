@@ -40,8 +40,8 @@ from gramcert.rounding import (
 )
 
 # Smaller sides of matrices up to which all singular values are computed, and the k largest: a Gram matrix of this order
-# takes 1.2 GB, and its proof twice that.
-DECOMPOSED, LARGEST_GRAM = 4096, 12288
+# takes half a GiB, and its proof about five times that.
+DECOMPOSED, LARGEST_GRAM = 4096, 8192
 
 # Up to this order a decomposition is cheaper than a proof.
 SMALL = 800
@@ -61,7 +61,7 @@ class Spectrum:
 
 
 def singular_values(
-    layer: nn.Module | Convolution | Tensor, input_size: Sizes | None, k: int | None = None
+    layer: nn.Module | Convolution | Tensor, input_size: Sizes | None = None, k: int | None = None
 ) -> Spectrum:
     """Singular values of a layer at one input size, with a certified error.
 
@@ -71,7 +71,7 @@ def singular_values(
         k: how many of the largest; ``None`` for all.
 
     With circular padding that keeps the size (or divides it by the stride) any layer will do. Otherwise the layer's
-    matrix has to be small: its smaller side at most 4096 for all values, 12288 for the k largest.
+    matrix has to be small: its smaller side at most 4096 for all values, 8192 for the k largest.
 
     Example:
         >>> import torch, gramcert
@@ -82,62 +82,73 @@ def singular_values(
     """
     call = "singular_values"
     description = as_convolution(call, layer)
-    count = None if k is None else axis_sizes(call, "k", k, 1)[0]
+    copies = 2 if isinstance(layer, Tensor) and layer.is_complex() else 1  # of each value, in the real matrix
+    count = None if k is None else _checked_count(call, k)
     axes = _axes(call, layer, description, input_size)
     require_finite(call, "layer", description.kernel)
     with checked_arithmetic(call):
-        lifted = LiftedLayer.of(description)
-        if all(axis.is_whole_circulant for axis in axes):
-            values, error = _of_circulant(lifted, axes)
+        lifted = LiftedLayer.of(description, axes)
+        if lifted.is_zero:
+            values, error = torch.zeros(0, dtype=torch.float64), 0.0
+        elif all(axis.is_whole_circulant for axis in axes):
+            values, error = _of_circulant(lifted)
         else:
-            values, error = _of_matrix(call, lifted, axes, count)
+            values, error = _of_matrix(call, lifted, None if count is None else copies * count)
     outputs = description.kernel.shape[0] * math.prod(axis.outputs for axis in axes)
     inputs = description.kernel.shape[1] * description.groups * math.prod(axis.size for axis in axes)
     # Places of the input that no output reads, and the like, make further singular values of exactly zero.
     values = torch.nn.functional.pad(values.sort(descending=True).values, (0, min(outputs, inputs) - len(values)))
-    scaled, lost = scaled_tensor(values[:count], lifted.exponent)
-    error = scaled_up(error + lifted.lost, lifted.exponent) + lost
+    scaled, lost = scaled_tensor(values[::copies][:count], lifted.exponent)
+    error = scaled_up(error + lifted.lost, lifted.exponent) + lost if scaled.isfinite().all() else math.inf
     return Spectrum(scaled, up(up(error)) if error else 0.0)  # up for each of the two sums
 
 
 def _axes(call: str, layer: Any, description: Convolution, input_size: Sizes | None) -> tuple[Axis, ...]:
-    if description.axes and is_spatial(layer):
+    if is_spatial(layer):
         if input_size is None:
             raise ValueError(f"{call}(input_size=None): {type(layer).__name__} needs an input size")
-        return layer_axes(description, axis_sizes(call, "input_size", input_size, description.axes))
+        sizes = axis_sizes(call, "input_size", input_size, description.axes, what=type(layer).__name__)
+        return layer_axes(description, sizes, call)
     if input_size is not None:
         raise ValueError(f"{call}(input_size={input_size}): a matrix has no spatial size, expected None")
     return layer_axes(description, (1,))
 
 
-def _of_circulant(lifted: LiftedLayer, axes: tuple[Axis, ...]) -> tuple[Tensor, float]:
+def _checked_count(call: str, k: int) -> int:
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"{call}(k): expected an int, got {k!r}")
+    if k < 1:
+        raise ValueError(f"{call}(k={k}): expected at least 1")
+    return k
+
+
+def _of_circulant(lifted: LiftedLayer) -> tuple[Tensor, float]:
     """The singular values of the symbols on the grid, each as often as its frequency and its copies occur."""
-    kernels, axes = lifted.at(axes)
+    axes = lifted.axes or ()
     grid = one_size_bound(axes).grids[0]
     copies = math.prod(axis.outputs for axis in axes) // math.prod(grid.sizes)
     repeats = grid.multiplicity(torch.device("cpu")).long() * copies
     frequencies = Frequencies.of_grid(grid, list(range(len(axes))))
     values, errors = [], [0.0]
-    for kernel in lifted.reduced(kernels):
+    for kernel in lifted.reduced():
         flat = kernel.flatten(2)
         places = torch.cartesian_prod(*(torch.arange(size) for size in kernel.shape[2:])).reshape(flat.shape[2], -1)
         taps = flat.permute(2, 0, 1).reshape(len(places), -1).to(torch.complex128)
         relative = up(complex_gamma(len(places) + 2) + TWIDDLE_ERROR)
-        storing = up(relative * crude_norm(kernel)) + underflow(4 * kernel.numel())
+        storing = up(up(relative * crude_norm(kernel)) + underflow(4 * kernel.numel()))
         batch = max(1, BATCH_BYTES // (16 * max(flat[..., 0].numel(), len(places))))
         for part, times in zip(frequencies.split(batch), repeats.split(batch), strict=True):
-            twiddles = torch.exp(-1j * part.angles(places))
+            angles = part.angles(places)
+            twiddles = torch.complex(angles.cos(), -angles.sin())
             found, error = _verified(twiddles @ taps, flat.shape[:2])
             values.append(found.repeat_interleave(times, 0).flatten())
             errors.append(up(error + storing))
     return torch.cat(values), max(errors)
 
 
-def _of_matrix(call: str, lifted: LiftedLayer, axes: tuple[Axis, ...], count: int | None) -> tuple[Tensor, float]:
+def _of_matrix(call: str, lifted: LiftedLayer, count: int | None) -> tuple[Tensor, float]:
     """Those of the matrices of the groups: all of them, or of large matrices the largest ones."""
-    kernels, axes = lifted.at(axes)
-    if not kernels.numel():
-        return torch.zeros(0, dtype=torch.float64), 0.0
+    kernels, axes = lifted.kernels, lifted.axes or ()
     rows = kernels.shape[1] * math.prod(axis.outputs for axis in axes)
     columns = kernels.shape[2] * math.prod(axis.size for axis in axes)
     order = min(rows, columns)

@@ -15,6 +15,7 @@ first would have to cut the whole torus into small cells.
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,7 @@ from gramcert.certified.frequencies import Cells, Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
 from gramcert.certified.lanczos import top_eigenpair
 from gramcert.certified.work import OutOfBudgetError, Work
-from gramcert.rounding import down, gamma, norm_up, root_up, underflow, up
+from gramcert.rounding import down, gamma, largest_upper, norm_up, root_up, underflow, up
 
 # Radius of the cells whose centres are looked at first, and the largest one to start proofs from.
 FIRST_RADIUS = 0.4
@@ -46,6 +47,8 @@ SHARE = 0.9
 
 # Eigenvalues that deviate from their mean by less than this share of it make a symbol worth to be called flat.
 FLAT = 0.4
+
+ROUNDING = "rounding in float64 leaves no room for this tolerance"
 
 # Cells kept at a time; past it the search stops with what it has.
 MOST_CELLS = 2**21
@@ -76,20 +79,27 @@ def torus_maximum(symbol: GramSymbol, tol: float, work: Work, floor: float = 0.0
         floor: a lower bound that something else has; the upper bound need not be nearer than the tolerance to it.
     """
     search = _Search(symbol, tol, work, floor, moving=True)
-    first = Cells.cover(symbol.degrees, FIRST_RADIUS)
-    search.look(first)
-    if work.max_seconds is not None and work.remaining > 0:
-        search.upper = min(search.upper, search.bound(first))  # in case that the time runs out
-    if work.remaining > 0:
+
+    def run() -> str:
+        first = Cells.cover(symbol.degrees, FIRST_RADIUS)
+        search.look(first)
+        if work.max_seconds is not None:
+            search.upper = min(search.upper, search.bound(first))  # in case that the time runs out
         search.measure_flatness(first)
-    return search.close(Cells.cover(symbol.degrees, search.first_radius()))
+        return search.close(Cells.cover(symbol.degrees, search.first_radius()))
+
+    return search.result(run)
 
 
 def grid_maximum(symbol: GramSymbol, grid: Frequencies, tol: float, work: Work, floor: float = 0.0) -> Maximum:
     """Enclose the largest σ(E) over the frequencies of a grid."""
     search = _Search(symbol, tol, work, floor, moving=False)
-    search.look(Cells(grid, 0.0))
-    return search.close(Cells(grid, 0.0))
+
+    def run() -> str:
+        search.look(Cells(grid, 0.0))
+        return search.close(Cells(grid, 0.0))
+
+    return search.result(run)
 
 
 class _Search:
@@ -107,7 +117,7 @@ class _Search:
     @property
     def target(self) -> float:
         """The largest upper bound that satisfies the tolerance."""
-        return down(down(max(self.lower, self.floor) / up(1 - self.tol)))
+        return largest_upper(max(self.lower, self.floor), self.tol)
 
     @property
     def room(self) -> float:
@@ -170,30 +180,49 @@ class _Search:
         self.flattest = max(0.0, down(lowest - excess))
         self.upper = min(self.upper, root_up(up(highest + excess)))
 
-    def close(self, cells: Cells) -> Maximum:
-        """Prove the target on every cell, splitting where that fails."""
-        missed, highest = "", 0.0
+    def result(self, run: Callable[[], str]) -> Maximum:
+        """What a run proved; it returns why the tolerance was missed, if it was, or is stopped by the limits."""
         try:
-            while len(cells):
-                start = time.perf_counter()
-                failing = self._unproved(cells)
-                seconds = time.perf_counter() - start
-                if not len(failing):
-                    break
-                share, cells = len(failing) / len(cells), cells.choose(failing)
-                before = self.target
-                self.look(cells)
-                if self.target > before * (1 + self.tol / 20):
-                    continue  # a better maximiser was found: the same cells may pass now
-                missed = self._reason_to_stop(cells, seconds * share)
-                if missed:
-                    highest = self.bound(cells)
-                    break
-                cells = cells.split()
+            missed = run()
         except OutOfBudgetError as error:
-            missed, highest = str(error), math.inf
-        upper = max(self.lower, min(self.upper, max(self.target, highest)))
-        return Maximum(self.lower, upper, self.frequency, self.vector, self.evaluations, missed)
+            missed = str(error)
+            if not self.lower:  # where the run began
+                self.lower = self.symbol.norm_below(self.frequency, self.vector)
+        if self.upper < self.lower:
+            raise ArithmeticError(f"spectral_norm: proved {self.lower} <= σ <= {self.upper}; please report this")
+        return Maximum(self.lower, self.upper, self.frequency, self.vector, self.evaluations, missed)
+
+    def close(self, cells: Cells) -> str:
+        """Prove the target on every cell, splitting where that fails; say why if that ends too early."""
+        missed, highest = self._relax(), 0.0
+        while len(cells):
+            start = time.perf_counter()
+            failing = self._failing(cells, self._level(cells), self._precision())
+            seconds = time.perf_counter() - start
+            if not len(failing):
+                break
+            share, cells = len(failing) / len(cells), cells.choose(failing)
+            before = self.target
+            self.look(cells)
+            if self.target > before * (1 + self.tol / 20):
+                continue  # a better maximiser was found: the same cells may pass now
+            reason = self._reason_to_stop(cells, seconds * share)
+            if reason:
+                missed = reason
+                highest = self.bound(cells)
+                break
+            cells = cells.split()
+        self.upper = min(self.upper, max(self.target, highest))
+        return missed
+
+    def _relax(self) -> str:
+        """Ask for no more than rounding leaves room for; say so if that is less than what was asked."""
+        size = self.target**2
+        finest = 2 * self.symbol.rounding(size, torch.float64) / size if size else 0.0
+        if self.tol >= finest:
+            return ""
+        self.tol = min(finest, 0.5)
+        return ROUNDING
 
     def bound(self, cells: Cells) -> float:
         """Upper bound of σ if the maximiser is in one of these cells."""
@@ -216,24 +245,21 @@ class _Search:
             allowance = min(allowance, up(size * _sine_squared(radius)))
         return allowance
 
-    def _unproved(self, cells: Cells) -> Tensor:
-        """Indices of the cells for which the target could not be proved."""
-        level = down(down(self.target * self.target) - self._allowance(cells.radius))
-        return self._failing(cells, level, self._precision(), report=True)
+    def _level(self, cells: Cells) -> float:
+        """What λ_max at the centres has to stay below to prove the target."""
+        return down(down(self.target * self.target) - self._allowance(cells.radius))
 
     def _precision(self) -> torch.dtype:
         coarse = self.symbol.rounding(self.target**2, torch.float32)
         return torch.float32 if coarse <= FLOAT32_SHARE * self.room else torch.float64
 
-    def _failing(
-        self, cells: Cells, level: float, dtype: torch.dtype, sign: int = 1, *, report: bool = False
-    ) -> Tensor:
+    def _failing(self, cells: Cells, level: float, dtype: torch.dtype, sign: int = 1) -> Tensor:
+        """Indices of the cells for whose centres λ_max(sign·G) <= level was not proved."""
         passed = torch.zeros(len(cells), dtype=torch.bool)
         for start in range(0, len(cells), self.symbol.batch(dtype)):
             part = slice(start, start + self.symbol.batch(dtype))
             passed[part] = self.symbol.all_below(cells.centres[part], level, dtype, sign)
-            if report:
-                self.work.tick("frequencies", start / len(cells))
+            self.work.tick("frequencies", start / len(cells))
         self.evaluations += len(cells)
         return (~passed).nonzero()[:, 0]
 
@@ -253,7 +279,7 @@ class _Search:
 
     def _reason_to_stop(self, cells: Cells, seconds: float) -> str:
         if self._allowance(cells.radius) <= self.room / 50:
-            return "rounding in float64 leaves no room for this tolerance"
+            return ROUNDING
         children = 2 ** len(self.symbol.axes)
         if children * len(cells) > MOST_CELLS:
             return f"the symbol is too flat: more than {MOST_CELLS} cells would be needed"
@@ -267,6 +293,7 @@ class _Search:
         values, vectors = [], []
         shift = 0.0 if sign > 0 else 1.05 * self.target**2
         for centres in cells.centres.split(self.symbol.batch(dtype)):
+            self.work.tick("frequencies", 0.0)
             matrices = self.symbol.evaluate(centres, dtype)
             if sign < 0:
                 matrices.neg_().diagonal(dim1=-2, dim2=-1).add_(shift)

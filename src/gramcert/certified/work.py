@@ -43,6 +43,13 @@ class Work:
             return float("inf")
         return self.max_seconds - (time.perf_counter() - self._start)
 
+    def require_seconds(self, name: str, guess: float) -> None:
+        """Stop if a method would take longer than is left."""
+        if self.remaining <= 0:
+            raise OutOfBudgetError(f"{name}: max_seconds={self.max_seconds} left no time for it")
+        if guess > self.remaining:
+            raise OutOfBudgetError(f"{name}: about {guess:.1f} s, more than max_seconds={self.max_seconds} leaves")
+
     def tick(self, name: str, share: float) -> None:
         """Report progress, and stop if the time is up."""
         if self._progress is not None:

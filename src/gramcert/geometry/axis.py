@@ -59,19 +59,39 @@ class Axis:
         outputs, taps = torch.arange(self.outputs)[:, None], torch.arange(self.taps)
         return self.padded()[self.stride * outputs + self.dilation * taps]
 
+    def reads(self) -> Tensor:
+        """For each tap whether any output reads a place of the input with it."""
+        if self.mode != "zeros":
+            return torch.ones(self.taps, dtype=torch.bool)
+        reached = [self.dilation * tap - self.before for tap in range(self.taps)]  # by output 0
+        first = [max(0, -(place // self.stride)) for place in reached]  # the first output at a place >= 0
+        return torch.tensor(
+            [
+                output < self.outputs and place + self.stride * output < self.size
+                for place, output in zip(reached, first, strict=True)
+            ]
+        )
+
     def read_by(self, tap: int) -> slice:
         """The padded places that the outputs read with one tap."""
         first = self.dilation * tap
         return slice(first, first + self.stride * (self.outputs - 1) + 1, self.stride)
+
+    def first_places(self, size: int) -> "Axis":
+        """With zero padding: the first places of the input and the outputs that read them."""
+        outputs = min(self.outputs, max(1, (size + self.before - 1) // self.stride + 1))
+        return dataclasses.replace(self, size=size, outputs=outputs)
 
     def without_taps(self, first: int, last: int) -> "Axis":
         """The same axis if that many taps at the beginning and at the end are zero."""
         return dataclasses.replace(self, before=self.before - self.dilation * first, taps=self.taps - first - last)
 
 
-def layer_axes(layer: Convolution, input_size: tuple[int, ...]) -> tuple[Axis, ...]:
+def layer_axes(
+    layer: Convolution, input_size: tuple[int, ...], call: str = "Convolution.output_size"
+) -> tuple[Axis, ...]:
     """The axes of a layer; of a transposed one, those of its adjoint, which has the same norm."""
-    output_size = layer.output_size(input_size)
+    output_size = layer.output_size(input_size, call=call)
     inputs, outputs = (output_size, input_size) if layer.transposed else (input_size, output_size)
     return tuple(
         Axis(n, n_out, before, taps, stride, dilation, layer.padding_mode)

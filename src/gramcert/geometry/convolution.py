@@ -190,15 +190,15 @@ class Convolution:
         """Channels of the output."""
         return self.kernel.shape[1] * self.groups if self.transposed else self.kernel.shape[0]
 
-    def output_size(self, input_size: Sizes) -> tuple[int, ...]:
-        """Spatial size of the output for one input size; an impossible input size is an error."""
-        sizes = axis_sizes("Convolution.output_size", "input_size", input_size, self.axes)
+    def output_size(self, input_size: Sizes, *, call: str = "Convolution.output_size") -> tuple[int, ...]:
+        """Spatial size of the output for one input size; an impossible input size is an error that names the call."""
+        sizes = axis_sizes(call, "input_size", input_size, self.axes)
         result = []
         for axis, size in enumerate(sizes):
             (before, after), span = self.padding[axis], self._span(axis)
             if self.padding_mode == "reflect" and max(before, after) >= size:
                 raise ValueError(
-                    f"Convolution.output_size(input_size={sizes}): reflect padding {(before, after)} needs more than "
+                    f"{call}(input_size={sizes}): reflect padding {(before, after)} needs more than "
                     f"{max(before, after)} places, got {size}"
                 )
             if self.transposed:
@@ -207,7 +207,7 @@ class Convolution:
                 out = (size + before + after - span) // self.stride[axis] + 1
             if out < 1:
                 raise ValueError(
-                    f"Convolution.output_size(input_size={sizes}): the output would be empty; kernel "
+                    f"{call}(input_size={sizes}): the output would be empty; kernel "
                     f"{self.kernel_size} with dilation {self.dilation} and padding {self.padding} does not fit"
                 )
             result.append(out)
