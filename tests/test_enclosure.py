@@ -2,6 +2,7 @@ import decimal
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,11 +46,16 @@ def test_square_roots(enclosure):
 
 @given(enclosures())
 def test_printed_digits_contain_both_ends(enclosure):
-    centre, _, radius = str(enclosure).partition(" ± ")
+    text = str(enclosure)
     with decimal.localcontext(decimal.Context(prec=1000)):
-        middle, reach = decimal.Decimal(centre), decimal.Decimal(radius or 0)
-        assert middle - reach <= decimal.Decimal(enclosure.lower)
-        assert decimal.Decimal(enclosure.upper) <= middle + reach
+        if text.startswith("between"):
+            low, high = (decimal.Decimal(end) for end in text.removeprefix("between ").split(" and "))
+        else:
+            centre, _, radius = text.partition(" ± ")
+            low = decimal.Decimal(centre) - decimal.Decimal(radius or 0)
+            high = decimal.Decimal(centre) + decimal.Decimal(radius or 0)
+        assert low <= decimal.Decimal(enclosure.lower)
+        assert decimal.Decimal(enclosure.upper) <= high
 
 
 @pytest.mark.parametrize(
@@ -62,6 +68,8 @@ def test_printed_digits_contain_both_ends(enclosure):
         ((1e-30, 1.001e-30), "1.0005e-30 ± 5.0e-34"),
         ((0.0, 0.0), "0.0"),
         ((1.0, math.inf), "at least 1.0"),
+        ((1.23456, 2.34567), "between 1.234 and 2.346"),
+        ((-math.inf, 1.0), "between -inf and 1"),
     ],
 )
 def test_printing(ends, text):
@@ -90,6 +98,25 @@ def test_comparisons_are_true_only_when_certain():
     assert narrow != "1"
     assert Enclosure(1, 1) == 1.0
     assert hash(Enclosure(1, 1)) == hash(1.0)
+
+
+def test_comparisons_with_any_number():
+    """Also with those that no float holds, and with infinities and NaN."""
+    narrow = Enclosure(1, 2)
+    assert narrow < math.inf
+    assert narrow > -math.inf
+    assert narrow < 2**60 + 1
+    assert narrow < 10**400
+    assert narrow < Fraction(21, 10)
+    assert not narrow < math.nan
+    assert [narrow == other for other in (math.nan, math.inf, 2**60 + 1, None, "1")] == [False] * 5
+    assert narrow * np.float32(2) in Enclosure(2, 4)
+
+
+def test_the_largest_of_several():
+    """Python's max picks by chance where nothing is certain; this one encloses."""
+    largest = Enclosure(1.5, 1.6).max(Enclosure(1, 2), 1.2)
+    assert (largest.lower, largest.upper) == (1.5, 2.0)
 
 
 def test_membership():
@@ -127,8 +154,9 @@ def test_no_silent_conversions():
         ((2, 1), ValueError, r"Enclosure\(2.0, 1.0\): expected numbers with lower <= upper"),
         ((math.nan, 1), ValueError, "expected numbers with lower <= upper"),
         ((math.inf, math.inf), ValueError, "expected numbers with lower <= upper"),
-        (("1", 2), TypeError, r"Enclosure\(lower\): expected a float, got '1'"),
-        ((True, 2), TypeError, "expected a float, got True"),
+        (("1", 2), TypeError, r"Enclosure\(lower\): expected a number, got '1'"),
+        ((True, 2), TypeError, "expected a number, got True"),
+        ((0, 10**400), ValueError, "expected a number that a float holds exactly"),
         ((0, 2**60 + 1), ValueError, "expected a number that a float holds exactly"),
     ],
 )
@@ -138,8 +166,10 @@ def test_bad_ends(ends, error, message):
 
 
 def test_bad_operands():
-    with pytest.raises(TypeError, match="expected a float or an Enclosure, got str"):
+    with pytest.raises(TypeError, match=r"expected a number, got '1'"):
         Enclosure(1, 2) + "1"
+    with pytest.raises(TypeError, match="expected a number or an Enclosure, got str"):
+        assert Enclosure(1, 2) < "1"
     with pytest.raises(ValueError, match="expected a number that is not negative"):
         Enclosure(-1, 2).sqrt()
 

@@ -2,13 +2,19 @@
 
 import decimal
 import math
+import numbers
 import sys
+import textwrap
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from gramcert.rounding import ASSUMPTIONS, root_down, root_up
 
 Exact = Fraction | float  # a float only where it is infinite
+
+# Enclosures wider than this, relatively, are printed by their ends.
+WIDE = 0.05
 
 _DECIMALS = decimal.Context(prec=800)  # every float64 and every sum of two is exact
 
@@ -29,7 +35,8 @@ class Enclosure:
     """A number known to lie between two floats, all rounding included.
 
     Arithmetic rounds outward. Comparisons are true only when they are certain, so ``a < b`` and ``a >= b`` can both be
-    false. There is no silent conversion to a float: say ``.upper`` or ``.lower``.
+    false; Python's own ``max`` and ``sorted`` then pick by chance, so use :meth:`max`. There is no silent conversion to
+    a float: say ``.upper`` or ``.lower``.
 
     Attributes:
         lower: lower bound.
@@ -58,12 +65,7 @@ class Enclosure:
     def __post_init__(self) -> None:
         for name in ("lower", "upper"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"Enclosure({name}): expected a float, got {value!r}")
-            if isinstance(value, int):
-                if float(value) != value:
-                    raise ValueError(f"Enclosure({name}={value}): expected a number that a float holds exactly")
-                object.__setattr__(self, name, float(value))
+            object.__setattr__(self, name, _exact_float(f"Enclosure({name})", value))
         if not self.lower <= self.upper or self.lower == math.inf or self.upper == -math.inf:  # also refuses NaN
             raise ValueError(f"Enclosure({self.lower}, {self.upper}): expected numbers with lower <= upper")
 
@@ -94,10 +96,12 @@ class Enclosure:
 
     __rmul__ = __mul__
 
-    def max(self, other: "float | Enclosure") -> "Enclosure":
-        """The larger of two enclosed numbers."""
-        other = _enclosure(other)
-        return self._with(other, max(self.lower, other.lower), max(self.upper, other.upper))
+    def max(self, *others: "float | Enclosure") -> "Enclosure":
+        """The largest of this and other enclosed numbers."""
+        result = self
+        for other in map(_enclosure, others):
+            result = result._with(other, max(result.lower, other.lower), max(result.upper, other.upper))
+        return result
 
     def sqrt(self) -> "Enclosure":
         """The square root of an enclosed number that is not negative."""
@@ -109,29 +113,30 @@ class Enclosure:
         return self._with(self, lower, upper)
 
     def __lt__(self, other: "float | Enclosure") -> bool:
-        return self.upper < _enclosure(other).lower
+        return bool(self.upper < _ends(other)[0])
 
     def __le__(self, other: "float | Enclosure") -> bool:
-        return self.upper <= _enclosure(other).lower
+        return bool(self.upper <= _ends(other)[0])
 
     def __gt__(self, other: "float | Enclosure") -> bool:
-        return self.lower > _enclosure(other).upper
+        return bool(self.lower > _ends(other)[1])
 
     def __ge__(self, other: "float | Enclosure") -> bool:
-        return self.lower >= _enclosure(other).upper
+        return bool(self.lower >= _ends(other)[1])
 
     def __eq__(self, other: object) -> bool:
         """Certainly equal: both are the same exactly known number."""
-        if not isinstance(other, (int, float, Enclosure)):
+        if not isinstance(other, (numbers.Real, Enclosure)):
             return NotImplemented
-        other = _enclosure(other)
-        return self.lower == self.upper == other.lower == other.upper
+        lower, upper = _ends(other)
+        return bool(self.lower == self.upper == lower == upper)
 
     def __ne__(self, other: object) -> bool:
         """Certainly different: no number is in both."""
-        if not isinstance(other, (int, float, Enclosure)):
+        if not isinstance(other, (numbers.Real, Enclosure)):
             return NotImplemented
-        return self < other or self > other
+        lower, upper = _ends(other)
+        return bool(self.upper < lower or self.lower > upper)
 
     def __hash__(self) -> int:
         return hash(self.lower) if self.lower == self.upper else hash((self.lower, self.upper))
@@ -144,10 +149,10 @@ class Enclosure:
 
     def __str__(self) -> str:
         """Guaranteed digits only: the printed centre and radius contain both ends."""
-        if math.isinf(self.upper) or math.isinf(self.lower):
-            return (
-                f"between {self.lower!r} and {self.upper!r}" if math.isinf(self.lower) else f"at least {self.lower!r}"
-            )
+        if math.isinf(self.upper) and not math.isinf(self.lower):
+            return f"at least {self.lower!r}"
+        if self.relative_width > WIDE:
+            return f"between {_four_digits(self.lower, up=False)} and {_four_digits(self.upper, up=True)}"
         with decimal.localcontext(_DECIMALS):
             low, high = decimal.Decimal(self.lower), decimal.Decimal(self.upper)
             if low == high:
@@ -164,13 +169,12 @@ class Enclosure:
 
     def explain(self) -> str:
         """What was tried and what it cost, the outcome, and what the guarantee assumes."""
-        lines = [
-            f"{self}",
-            f"  lower {self.lower!r}",
-            f"  upper {self.upper!r}",
-            f"  relative width {self.relative_width:.2g}, tolerance {'reached' if self.tol_reached else 'NOT reached'}",
-        ]
-        lines += [f"by {self.method}"] if self.method else []
+        lines = [f"{self}", f"  lower {self.lower!r}", f"  upper {self.upper!r}"]
+        if not self.method:
+            return "\n".join(lines)
+        reached = "reached" if self.tol_reached else "NOT reached"
+        lines.append(f"  relative width {self.relative_width:.2g}, tolerance {reached}")
+        lines.append(f"by {self.method}")
         lines += [f"note: {note}" for note in self.notes]
         if self.steps:
             lines.append(f"tried, {sum(step.seconds for step in self.steps):.3g} s in all:")
@@ -178,18 +182,35 @@ class Enclosure:
             note = f"; {step.note}" if step.note else ""
             lines.append(f"  {step.name}: {step.lower:.9g} to {step.upper:.9g}, {step.seconds:.3g} s{note}")
         lines += ["assumed (docs/what-is-certified.md):", *(f"  {assumption}" for assumption in ASSUMPTIONS)]
-        return "\n".join(lines)
+        return "\n".join(textwrap.fill(line, 80, subsequent_indent="    ", break_long_words=False) for line in lines)
 
     def _with(self, other: "Enclosure", lower: float, upper: float) -> "Enclosure":
         return Enclosure(lower, upper, "", self.tol_reached and other.tol_reached)
 
 
 def _enclosure(value: "float | Enclosure") -> Enclosure:
+    return value if isinstance(value, Enclosure) else Enclosure(value, value)
+
+
+def _ends(value: Any) -> tuple[Any, Any]:
+    """Both ends of an enclosure, or a number twice; Python compares numbers of different types exactly."""
     if isinstance(value, Enclosure):
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"Enclosure: expected a float or an Enclosure, got {type(value).__name__}")
-    return Enclosure(value, value)
+        return value.lower, value.upper
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"Enclosure: expected a number or an Enclosure, got {type(value).__name__}")
+    return value, value
+
+
+def _exact_float(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    try:
+        converted = float(value)
+    except OverflowError:
+        converted = math.inf
+    if converted != value and not math.isnan(converted):  # NaN is refused as an end
+        raise ValueError(f"{name}: expected a number that a float holds exactly, got {value!r}")
+    return converted
 
 
 def _sum(a: float, b: float) -> Exact:
@@ -234,3 +255,9 @@ def _two_digits_up(radius: decimal.Decimal) -> str:
         rounded = +radius
     digits, exponent = f"{rounded:.1e}".split("e")
     return f"{digits}e{int(exponent)}"
+
+
+def _four_digits(value: float, *, up: bool) -> str:
+    rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+    with decimal.localcontext(decimal.Context(prec=4, rounding=rounding)):
+        return f"{+decimal.Decimal(value):g}" if math.isfinite(value) else repr(value)

@@ -79,7 +79,7 @@ def test_zero_kernel_has_norm_zero(run, tmp_path):
 def test_explain(run, ones):
     result = run("norm", ones, "--padding", 1, "--input-size", 8, "--explain")
     assert result.exit_code == 0
-    for text in ("by dense Cholesky proof", "tried, ", "Lanczos iteration on the layer", "assumed", "IEEE 754"):
+    for text in ("dense Cholesky proof", "tried, ", "Lanczos iteration on the layer", "assumed", "IEEE 754"):
         assert text in result.stdout
 
 

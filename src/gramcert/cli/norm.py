@@ -40,7 +40,9 @@ def norm(
     tol: Annotated[float, typer.Option(help="Relative width to reach.")] = 1e-3,
     max_seconds: Annotated[float | None, typer.Option(help="Stop after this time with what was found.")] = None,
     max_bytes: Annotated[int, typer.Option(help="Most memory that one method may take.")] = 2**31,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what was tried and what is assumed.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what was tried and what is assumed; JSON always does.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Enclose the spectral norm of a convolution layer whose kernel is in FILE, all rounding included.
@@ -90,8 +92,9 @@ def norm(
         typer.echo(json.dumps(result, allow_nan=False))
     else:
         Console().print(_table(enclosure, result, str(stored)))
-        if explain:
-            typer.echo(f"\n{enclosure.explain()}")
+        if explain:  # the table has the rest
+            _, _, rest = enclosure.explain().partition("\nby ")
+            typer.echo(f"\nby {rest}")
     if not enclosure.tol_reached:
         raise typer.Exit(NEGATIVE_ANSWER)
 
