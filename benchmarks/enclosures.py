@@ -31,7 +31,6 @@ def orthogonal_like() -> torch.Tensor:
         projection = basis @ basis.T
         stay = torch.einsum("ij,jkxy->ikxy", torch.eye(64) - projection, kernel)
         move = torch.einsum("ij,jkxy->ikxy", projection, kernel)
-        pads = [(0, 0, 0, 0), (0, 0, 0, 0)]
         pads = [(0, 0, 0, 1), (0, 0, 1, 0)] if axis == 2 else [(0, 1, 0, 0), (1, 0, 0, 0)]
         kernel = sum(torch.nn.functional.pad(part, pad) for part, pad in zip((stay, move), pads, strict=True))
     kernel += NOISE * kernel.std() * torch.randn(kernel.shape, generator=generator, dtype=torch.float64)

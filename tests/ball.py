@@ -5,8 +5,6 @@ from fractions import Fraction
 import flint
 import torch
 
-from gramcert import Convolution
-
 
 def as_balls(matrix):
     """A float matrix as exact rationals."""
@@ -25,11 +23,6 @@ def ball_norm(matrix, digits=60):
         return largest.sqrt() if largest > 0 else flint.arb(0)
     finally:
         flint.ctx.dps = 15
-
-
-def ball_norm_of_layer(layer: Convolution, input_size):
-    """The norm of a layer whose matrix is small."""
-    return ball_norm(layer.to_dense(input_size))
 
 
 def holds(enclosure, truth):

@@ -58,7 +58,7 @@ def test_every_size(case, tol):
         assert enclosure.relative_width <= tol
     else:
         assert layer.padding_mode != "zeros"
-        assert "cannot close" in enclosure.explain()
+        assert "cannot close" in " ".join(enclosure.notes)
 
 
 @settings(max_examples=hypothesis.settings.default.max_examples // 2)
@@ -107,6 +107,7 @@ def test_where_published_tools_go_wrong(arguments, size, norm):
 
 @pytest.mark.parametrize("size", [3, 4, 6, 8, 16])
 def test_zero_padding_depends_on_the_size(size):
+    torch.manual_seed(size)
     layer = nn.Conv2d(2, 2, 3, padding=1)
     smaller, larger = spectral_norm(layer, size, tol=1e-6), spectral_norm(layer, 2 * size, tol=1e-6)
     assert smaller < larger
@@ -183,7 +184,7 @@ def test_every_size_with_repeated_pixels_says_that_it_cannot_close():
     assert not norm.tol_reached
     assert norm.lower <= 9 <= 9.53455 <= norm.upper <= 9 * 3 * (1 + 1e-3)
     assert "√9" in norm.method
-    assert "cannot close; at a given input_size it can" in norm.explain()
+    assert "cannot close; at a given input_size it can" in " ".join(norm.explain().split())
 
 
 def test_gradients_and_training_are_left_alone():

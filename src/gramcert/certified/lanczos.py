@@ -17,15 +17,12 @@ DENSE_ORDER, KRYLOV_STEPS = 24, 12
 SETTLED = 0.02
 
 
-def top_eigenpair(
-    matrix: Tensor, start: Tensor, shift: float, enough: float, *, dense: bool = False
-) -> tuple[float, Tensor]:
-    """About the largest eigenvalue of a Hermitian matrix, and its vector; matrix + shift·I is positive semidefinite."""
+def top_eigenpair(matrix: Tensor, start: Tensor, enough: float, *, dense: bool = False) -> tuple[float, Tensor]:
+    """About the largest eigenvalue of a Hermitian positive semidefinite matrix, and its vector."""
     if dense or len(matrix) <= DENSE_ORDER:
         values, vectors = torch.linalg.eigh(matrix)
         return float(values[-1]), vectors[:, -1]
-    value, vector = top_vector(lambda x: matrix @ x + shift * x, start, KRYLOV_STEPS, enough)
-    return value - shift, vector
+    return top_vector(lambda x: matrix @ x, start, KRYLOV_STEPS, enough)
 
 
 def top_vector(

@@ -265,13 +265,12 @@ class _Search:
 
     def _certified_level(self, cells: Cells, slack: float, sign: int = 1) -> float:
         """A level that λ_max(sign·G) is proved not to exceed at the centres, about ``slack`` above the largest."""
-        values, vectors = self._rank(cells, sign)
-        best = int(values.argmax())
-        estimate = self._follow(cells.centres[best : best + 1], vectors[best], sign, dense=True)
+        estimate = self.lower**2 if sign > 0 else float(self._rank(cells, sign)[0].max())
         size = max(abs(estimate), self.target**2)
-        margin = max(slack, self.symbol.rounding(size, torch.float64) + 1e-13 * size)
+        dtype = self._precision()
+        margin = max(slack, self.symbol.rounding(size, dtype) + 1e-13 * size)
         while estimate + margin < self.symbol.crude:
-            cells = cells.choose(self._failing(cells, estimate + margin, torch.float64, sign))
+            cells = cells.choose(self._failing(cells, estimate + margin, dtype, sign))
             if not len(cells):
                 return estimate + margin
             margin *= 4
@@ -305,25 +304,22 @@ class _Search:
         self.evaluations += len(cells)
         return torch.cat(values), torch.cat(vectors)
 
-    def _follow(self, start: Frequencies, vector: Tensor, sign: int = 1, *, dense: bool = False) -> float:
-        """The local maximum of λ_max(sign·G) from a frequency, which stays on a grid; raises the lower bound."""
-        shift = 0.0 if sign > 0 else 1.05 * self.target**2
+    def _follow(self, start: Frequencies, vector: Tensor, *, dense: bool) -> None:
+        """Raise the lower bound by the local maximum of λ_max from a frequency, which stays on a grid."""
         frequency, value = start, -math.inf
-        steps = FOLLOWING_STEPS if self.moving and self.symbol.is_complex and sign > 0 else 1
+        steps = FOLLOWING_STEPS if self.moving and self.symbol.is_complex else 1
         vector = vector.to(torch.complex128 if self.symbol.is_complex else torch.float64)
         for step in range(steps):
-            matrix = sign * self.symbol.evaluate(frequency, torch.float64)[0]
-            new, vector = top_eigenpair(matrix, vector, shift, self.tol / 100, dense=dense)
+            matrix = self.symbol.evaluate(frequency, torch.float64)[0]
+            new, vector = top_eigenpair(matrix, vector, self.tol / 20, dense=dense)
             gained, value = new - value, max(new, value)
-            if gained <= self.tol / 100 * value:
+            if gained <= self.tol / 20 * value:
                 break
             if step + 1 < steps:
                 frequency = Frequencies.nearest(self._ascend(frequency.values()[0], vector))
-        if sign > 0:
-            lower = self.symbol.norm_below(frequency, vector)
-            if lower > self.lower:
-                self.lower, self.frequency, self.vector = lower, frequency, vector
-        return value
+        lower = self.symbol.norm_below(frequency, vector)
+        if lower > self.lower:
+            self.lower, self.frequency, self.vector = lower, frequency, vector
 
     def _ascend(self, frequency: Tensor, vector: Tensor) -> Tensor:
         """A Newton step for the trigonometric polynomial v*G(ω)v, which touches λ_max from below."""
