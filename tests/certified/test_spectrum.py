@@ -167,5 +167,5 @@ def test_bad_input(arguments, error, message):
 
 
 def test_spectra_are_immutable():
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match="cannot assign to field 'error'"):
         Spectrum(torch.zeros(1), 0.0).error = 1.0

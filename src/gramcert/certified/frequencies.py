@@ -36,7 +36,7 @@ class Frequencies:
             + round(2 * grid.shifts[axis])
             for axis in axes
         ]
-        return cls(_product(steps), tuple(2 * grid.sizes[axis] for axis in axes))
+        return cls(all_combinations(steps), tuple(2 * grid.sizes[axis] for axis in axes))
 
     @classmethod
     def nearest(cls, frequency: Tensor) -> "Frequencies":
@@ -96,7 +96,7 @@ class Cells:
             points.append(2 * torch.arange(count))
         if units:  # the last axis from 0 to π, both included
             points[-1] = points[-1][points[-1] <= units[-1] // 2]
-        centres = _product(points)
+        centres = all_combinations(points)
         if diamonds:
             centres = centres[(centres[:, 0] + centres[:, 1]) % 2 == 0]
         return cls(Frequencies(centres, tuple(units)), total)
@@ -120,8 +120,8 @@ class Cells:
         return len(self.centres)
 
 
-def _product(ranges: list[Tensor]) -> Tensor:
-    """All combinations, a row each."""
+def all_combinations(ranges: list[Tensor]) -> Tensor:
+    """All combinations in lexicographic order, a row each; without ranges the empty one."""
     if not ranges:
         return torch.zeros(1, 0, dtype=torch.int64)
     return torch.cartesian_prod(*ranges).reshape(-1, len(ranges))

@@ -8,16 +8,16 @@ so the lags a of one half space suffice: Re G = C_0 + Σ cos(a·ω)(C_a + C_aᵀ
 of frequencies is then one real matrix product, several times cheaper than products of symbols.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gramcert.certified.frequencies import Frequencies
+from gramcert.certified.frequencies import Frequencies, all_combinations
 from gramcert.rounding import (
     TWIDDLE_ERROR,
+    absolute_sums,
     cholesky_error,
     complex_gamma,
     diagonal_error,
@@ -61,8 +61,8 @@ class GramSymbol:
         self._amounts = self._flat.abs().sum(-1)
         # A bound of every λ_max(G), and of Σ_a of the absolute sums that C_a is made of.
         self.crude = up(crude_norm(kernel) ** 2)
-        self.places = _points([range(size) for size in sizes])
-        lags = _points([range(1 - size, size) for size in sizes])
+        self.places = all_combinations([torch.arange(size) for size in sizes])
+        lags = all_combinations([torch.arange(1 - size, size) for size in sizes])
         self.lags = lags[len(lags) // 2 :]  # in lexicographic order 0 is in the middle
         self.correlations = self._correlate()
         self._tables: dict[torch.dtype, Table] = {}
@@ -177,12 +177,5 @@ class GramSymbol:
 
 def crude_norm(kernel: Tensor) -> float:
     """√(‖S‖₁‖S‖_∞) with S = Σ_b |K_b|: above every σ(E), and above the layer at every size without repeated pixels."""
-    sums = kernel.abs().flatten(2).sum(-1)
-    product = up(total_up(sums) * total_up(sums.T))
-    return root_up(up(product * (1 + 4 * gamma(kernel[0, 0].numel()))))
-
-
-def _points(ranges: list[range]) -> Tensor:
-    """All combinations in lexicographic order, a row each."""
-    points = list(itertools.product(*ranges))
-    return torch.tensor(points, dtype=torch.int64).reshape(len(points), len(ranges))
+    rows, columns = absolute_sums(kernel)
+    return root_up(up(rows * columns))

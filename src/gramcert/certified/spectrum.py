@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gramcert.arguments import Sizes, axis_sizes, require_finite
 from gramcert.certified.banded import smaller_gram
 from gramcert.certified.choose import as_convolution, is_spatial
-from gramcert.certified.frequencies import Frequencies
+from gramcert.certified.frequencies import Frequencies, all_combinations
 from gramcert.certified.gram_symbol import BATCH_BYTES, crude_norm
 from gramcert.certified.largest import largest_values
 from gramcert.certified.lifted import LiftedLayer
@@ -132,7 +132,7 @@ def _of_circulant(lifted: LiftedLayer) -> tuple[Tensor, float]:
     values, errors = [], [0.0]
     for kernel in lifted.reduced():
         flat = kernel.flatten(2)
-        places = torch.cartesian_prod(*(torch.arange(size) for size in kernel.shape[2:])).reshape(flat.shape[2], -1)
+        places = all_combinations([torch.arange(size) for size in kernel.shape[2:]])
         taps = flat.permute(2, 0, 1).reshape(len(places), -1).to(torch.complex128)
         relative = up(complex_gamma(len(places) + 2) + TWIDDLE_ERROR)
         storing = up(up(relative * crude_norm(kernel)) + underflow(4 * kernel.numel()))
