@@ -64,3 +64,40 @@ def layers(draw, dtype=torch.float64):
     except ValueError:
         assume(False)
     return layer, sizes
+
+
+@st.composite
+def modules(draw, dtype=torch.float32):
+    """Torch's own layers with any geometry, with an input that they accept."""
+    if draw(st.integers(0, 5)) == 0:
+        linear = torch.nn.Linear(draw(st.integers(1, 6)), draw(st.integers(1, 6)), dtype=dtype)
+        _fill(linear, draw)
+        return linear, torch.zeros(1, linear.in_features, dtype=dtype)
+    axes = draw(st.integers(1, 3))
+    transposed = draw(st.booleans())
+    groups = draw(st.sampled_from([1, 1, 2]))
+    channels = [groups * draw(st.integers(1, 3)) for _ in range(2)]
+
+    def per_axis(low, high):
+        return tuple(draw(st.integers(low, high)) for _ in range(axes))
+
+    sizes = per_axis(1, (9, 6, 4)[axes - 1])
+    options = {"stride": per_axis(1, 3), "dilation": per_axis(1, 2), "padding": per_axis(0, 2), "groups": groups}
+    if transposed:
+        kind = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)[axes - 1]
+    else:
+        kind = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[axes - 1]
+        options["padding_mode"] = draw(st.sampled_from(MODES))
+    layer = kind(*channels, per_axis(1, 4 - axes // 3), **options, dtype=dtype)
+    _fill(layer, draw)
+    x = torch.zeros(1, channels[0], *sizes, dtype=dtype)
+    try:
+        assume(layer(x).numel() > 0)
+    except (RuntimeError, ValueError):
+        assume(False)
+    return layer, x
+
+
+def _fill(layer, draw):
+    with torch.no_grad():
+        layer.weight.copy_(draw(tensors(tuple(layer.weight.shape), layer.weight.dtype)))

@@ -96,3 +96,23 @@ def supremum(kernel, samples=64):
     return torch.linalg.matrix_norm(
         torch.fft.fftn(kernel.double(), s=(samples,) * len(axes), dim=axes).movedim((0, 1), (-2, -1)), 2
     ).max()
+
+
+def literal_rescaling(kernel, iterations):
+    """1/R of Theorem 7 on the output channels of a kernel, line by line: torch's convolution loop, by autograd."""
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[kernel.dim() - 3]
+    log = torch.zeros((), dtype=kernel.dtype)
+    for _ in range(iterations):
+        size = kernel.norm()
+        log = 2 * (log + torch.log(size))
+        kernel = kernel / size
+        kernel = convolve(kernel, kernel, padding=tuple(k - 1 for k in kernel.shape[2:]))
+    sums = kernel.abs().sum(tuple(range(1, kernel.dim())))
+    return sums ** (2.0**-iterations) * torch.exp(2.0**-iterations * log)
+
+
+def jacobian_norm(function, x):
+    """Norm of the Jacobian of a function at a point, as a dense float64 matrix."""
+    x = x.double()
+    matrix = torch.autograd.functional.jacobian(function, x)
+    return sigma(matrix.reshape(-1, x.numel()))

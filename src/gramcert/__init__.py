@@ -1,5 +1,6 @@
 """Certified spectral norms of neural-network layers, for PyTorch."""
 
+from gramcert import nn, parametrizations, rescaling
 from gramcert.bounds.circular import norm2_circ
 from gramcert.bounds.gram import gram_norm
 from gramcert.bounds.layer import norm2
@@ -9,6 +10,7 @@ from gramcert.certified.choose import spectral_norm
 from gramcert.certified.spectrum import Spectrum, singular_values
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
+from gramcert.nn.guarantee import lipschitz_bound
 
 __version__ = "0.1.0"
 
@@ -17,10 +19,14 @@ __all__ = [
     "Enclosure",
     "Spectrum",
     "gram_norm",
+    "lipschitz_bound",
+    "nn",
     "norm2",
     "norm2_circ",
     "norm2_sampled",
     "norm2_toep",
+    "parametrizations",
+    "rescaling",
     "sampling_factor",
     "singular_values",
     "spectral_norm",

@@ -52,14 +52,18 @@ def require_dense(call: str, name: str, tensor: Tensor) -> None:
 def require_finite(call: str, name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinity.
 
-    A compiled graph cannot branch on values, so under ``torch.compile`` the check is left out and a NaN shows up
-    as a NaN result instead.
+    Where values cannot be read the check is left out, and a NaN shows up as a NaN result instead.
     """
-    if torch.compiler.is_compiling() or not tensor.numel():
+    if not tensor.numel() or not can_be_read(tensor):
         return
     if not bool(torch.isfinite(tensor.abs().amax())):  # amax passes NaN on
         count = int((~torch.isfinite(tensor)).sum())
         raise ValueError(f"{call}({name}): expected finite values, got {count} NaN or infinite of {tensor.numel()}")
+
+
+def can_be_read(tensor: Tensor) -> bool:
+    """Whether code may branch on values: not in a compiled graph, nor inside the transforms of ``torch.func``."""
+    return not torch.compiler.is_compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def axis_sizes(call: str, name: str, sizes: Sizes, axes: int, *, at_least: int = 1, what: str = "") -> tuple[int, ...]:

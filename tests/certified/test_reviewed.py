@@ -157,6 +157,10 @@ def test_sizes_beyond_reason_are_refused():
         spectral_norm(nn.Conv2d(1, 1, 3), 10**30)
 
 
-def test_half_precision_is_told_what_to_do():
+def test_half_precision_layers_are_taken_exactly_and_kernels_told_what_to_do():
+    layer = nn.Conv2d(2, 3, 3).half()
+    norm = spectral_norm(layer)
+    same = spectral_norm(Convolution(layer.weight.detach().float()))
+    assert (norm.lower, norm.upper) == (same.lower, same.upper)
     with pytest.raises(TypeError, match=r"\.float\(\) keeps every value"):
-        spectral_norm(nn.Conv2d(1, 1, 3).half())
+        Convolution(layer.weight)

@@ -94,8 +94,8 @@ class _GridNorm(torch.autograd.Function):
             return grad * backward(scaled, value / positive(scale), found, ctx), None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, ...], kernels: Tensor, *rest: Any) -> tuple[Any, tuple[int, ...]]:
-        return run_on_each(_GridNorm, in_dims[0], kernels, *rest)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
+        return run_on_each(_GridNorm, in_dims, *arguments)
 
 
 def unit_scale(kernel: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,8 +128,8 @@ class _ToeplitzRowSum(torch.autograd.Function):
             return grad * bound / positive(inner) * direction, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, ...], kernels: Tensor, *rest: Any) -> tuple[Any, tuple[int, ...]]:
-        return run_on_each(_ToeplitzRowSum, in_dims[0], kernels, *rest)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
+        return run_on_each(_ToeplitzRowSum, in_dims, *arguments)
 
 
 Iterates = tuple[list[Tensor], list[Tensor]]

@@ -312,7 +312,18 @@ class Convolution:
 
 
 def effective_weight(call: str, layer: nn.Module, base: type[nn.Module]) -> Tensor:
-    """The weight that a layer uses, if it computes what its class ``base`` does with it and nothing else."""
+    """The weight that a layer uses, if it computes what its class ``base`` does with it and nothing else.
+
+    Half-precision weights come in float32, which holds them exactly.
+    """
+    require_plain_forward(call, layer, base)
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return full_weight(weight)
+
+
+def require_plain_forward(call: str, layer: nn.Module, base: type[nn.Module]) -> None:
+    """Refuse layers that compute something else than their class ``base`` does, or that have no weights yet."""
     name = type(layer).__name__
     same_call = type(layer).__call__ is nn.Module.__call__
     if getattr(layer.forward, "__func__", None) is not base.forward or not same_call:
@@ -326,9 +337,11 @@ def effective_weight(call: str, layer: nn.Module, base: type[nn.Module]) -> Tens
             f"{call}({name}): its hook {hook} may change the weight or the output; remove hooks, or use "
             f"torch.nn.utils.parametrizations, whose effective weight is known"
         )
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return weight
+
+
+def full_weight(weight: Tensor) -> Tensor:
+    """Half-precision weights in float32, exactly; others as they are."""
+    return weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
 
 
 def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:

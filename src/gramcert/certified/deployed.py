@@ -1,0 +1,74 @@
+"""Upper bounds of the constants of layers as they are deployed: weights rounded to their type, nothing assumed.
+
+A layer that was built to have norm 1 has, with its weights rounded, a norm near 1: the bounds here are refined until
+they are at most 1, or as near as the arithmetic allows.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.arguments import Sizes
+from gramcert.certified.choose import enclose
+from gramcert.certified.gram_symbol import crude_norm
+from gramcert.certified.work import Work
+from gramcert.geometry.convolution import Convolution
+from gramcert.rounding import gamma, root_up, underflow, up
+
+# Tolerances tried one after the other, while the norm may be 1.
+TOLERANCES = (1e-3, 1e-5, 1e-7, 1e-9)
+
+# A lower bound above this says that the layer was not meant to have norm 1, and needs no finer tolerance.
+NEAR_ONE = 1 + 1e-4
+
+# The norm of rounding errors need not be known better than this.
+COARSE = 0.1
+
+MAX_BYTES = 2**31
+MAX_SECONDS = 60.0
+
+
+def norm_upper(call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None) -> float:
+    """Certified upper bound of the norm of a layer, as tight as 1e-3, and much tighter where the norm may be 1."""
+    upper = float("inf")
+    work = Work(MAX_BYTES, MAX_SECONDS, call=call)
+    for tol in TOLERANCES:
+        found = enclose(call, layer, input_size, tol, work)
+        upper = min(upper, found.upper)
+        if upper <= 1 or found.lower > NEAR_ONE or not found.tol_reached:
+            break
+    return upper
+
+
+def residual_upper(call: str, layer: Convolution, outer: Tensor, factors: Tensor, input_size: Sizes | None) -> float:
+    r"""Certified constant of x ↦ x - Vᵀφ(Wx + b) for φ elementwise with slopes in [0, 1] and V = ΛW + Δ.
+
+    W is the convolution ``layer`` (of stride 1, zero padding), V the same with the kernel ``outer``, Λ the diagonal
+    matrix of the ``factors`` of the output channels, Δ what rounding made of their product. The Jacobian is
+
+        I - VᵀDW = (I - WᵀΛDW) - ΔᵀDW,    0 <= D <= I diagonal.
+
+    With P = (Λ/2)^½ the first part is symmetric with eigenvalues between 1 - 2‖PW‖² and 1, and the second is at most
+    ‖P^-1Δ‖·‖PW‖.
+    """
+    weight, outer, factors = (tensor.detach().cpu().double() for tensor in (layer.kernel, outer, factors))
+    column = (-1, *(1,) * (weight.dim() - 1))
+    # Any P with P² >= Λ/2 serves; where a factor is 0, so is the row of W, and 1 does no harm.
+    roots = torch.tensor([root_up(float(factor) / 2) if factor else 1.0 for factor in factors], dtype=torch.float64)
+    roots, factors = roots.reshape(column), factors.reshape(column)
+    scaled = weight * roots
+    inner = up(norm_upper(call, _with(layer, scaled), input_size) + _rounding(scaled))
+    product = weight * factors
+    spread = (outer - product) / roots
+    work = Work(MAX_BYTES, MAX_SECONDS, call=call)
+    outer_error = enclose(call, _with(layer, spread), input_size, COARSE, work).upper
+    outer_error = up(outer_error + _rounding(product.abs() / roots + spread.abs()))
+    return up(max(1.0, up(up(2 * up(inner * inner)) - 1)) + up(outer_error * inner))
+
+
+def _with(layer: Convolution, kernel: Tensor) -> Convolution:
+    return Convolution(kernel, padding=layer.padding)
+
+
+def _rounding(kernel: Tensor) -> float:
+    """Bounds the norm of what up to three roundings of each entry, relative to it, can change."""
+    return up(up(gamma(4) * crude_norm(kernel)) + underflow(4 * kernel.numel()))

@@ -1,0 +1,79 @@
+"""``export``: a model of plain torch layers with the rescaled weights as they are now."""
+
+import copy
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from gramcert.nn.dense import SRConv1d, SRConv2d, SRConv3d, SRLinear
+from gramcert.nn.head import NormalizedLinear
+
+_BASES: dict[type[nn.Module], type[nn.Module]] = {
+    SRLinear: nn.Linear,
+    NormalizedLinear: nn.Linear,
+    SRConv1d: nn.Conv1d,
+    SRConv2d: nn.Conv2d,
+    SRConv3d: nn.Conv3d,
+}
+
+
+@runtime_checkable
+class Exportable(Protocol):
+    """A layer that can say itself in torch's own layers."""
+
+    def plain(self) -> nn.Module:
+        """The same function without this package."""
+
+
+def export(model: nn.Module) -> nn.Module:
+    """The same function without this package: every parametrised weight baked in, every layer one of torch's.
+
+    The model itself is left alone. The copy is in evaluation mode, has torch's layers and graphs of them
+    (``torch.fx.GraphModule``), and can go to ``torch.export``, ONNX or a file. Modules of your own keep their class,
+    with their parts replaced.
+
+    Example:
+        >>> import torch, gramcert
+        >>> model = torch.nn.Sequential(gramcert.nn.SRConv2d(1, 4, 3, padding=1), gramcert.nn.MaxMin())
+        >>> plain = gramcert.nn.export(model)
+        >>> plain[0]
+        Conv2d(1, 4, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
+        >>> x = torch.ones(1, 1, 5, 5)
+        >>> torch.equal(plain(x), model(x))
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"export(model): expected a torch.nn.Module, got {type(model).__name__}")
+    return _plain(copy.deepcopy(model).eval())
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    if parametrize.is_parametrized(module):
+        module = _baked(module)
+    for name, child in module.named_children():
+        setattr(module, name, _plain(child))
+    is_ours = type(module).__module__.startswith("gramcert.")
+    return module.plain().eval() if is_ours and isinstance(module, Exportable) else module
+
+
+def _baked(module: nn.Module) -> nn.Module:
+    """A module of the class it had before torch parametrised it, with the weights that it uses.
+
+    Not by ``remove_parametrizations``: a copy shares its class with the original, which would lose its weights with it.
+    """
+    kind = type(module).__bases__[0]
+    kind = _BASES.get(kind, kind)
+    baked = kind.__new__(kind)
+    nn.Module.__init__(baked)
+    kept = {name: part for name, part in module._modules.items() if name != "parametrizations"}
+    baked.__dict__.update(module.__dict__ | {"_modules": kept, "_parameters": dict(module._parameters)})
+    parametrizations = module.parametrizations
+    assert isinstance(parametrizations, nn.ModuleDict)
+    for name, parts in parametrizations.items():
+        value = getattr(module, name).detach().clone()
+        if isinstance(parts.original, nn.Parameter):
+            baked.register_parameter(name, nn.Parameter(value))
+        else:
+            baked.register_buffer(name, value)
+    return baked

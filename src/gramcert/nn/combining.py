@@ -1,0 +1,90 @@
+"""Layers of layers, with the constant that follows from their parts."""
+
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.nn.guarantee import constant_and_size, times
+from gramcert.nn.layer import Layer
+from gramcert.nn.pooling import root_float32
+from gramcert.nn.torch_layers import Size
+from gramcert.rounding import root_up, up
+
+
+class Residual(Layer):
+    """(1 - w)·x + w·f(x), with the constant (1 - w) + w·L: 1-Lipschitz if f is; or x + f(x), with the constant 1 + L.
+
+    Args:
+        module: f; its output has the shape of its input.
+        weight: w between 0 and 1, or ``None`` for the plain sum.
+
+    Example:
+        >>> import torch, gramcert
+        >>> block = gramcert.nn.Residual(torch.nn.Sequential(gramcert.nn.SRLinear(8, 8), torch.nn.ReLU()))
+        >>> gramcert.lipschitz_bound(block) <= 1 + 1e-6
+        True
+        >>> gramcert.lipschitz_bound(gramcert.nn.Residual(torch.nn.Tanh(), weight=None))
+        2.0
+    """
+
+    def __init__(self, module: nn.Module, weight: float | None = 0.5) -> None:
+        super().__init__()
+        if weight is not None and not 0 <= weight <= 1:
+            raise ValueError(f"Residual(weight={weight}): expected a number from 0 to 1, or None")
+        self.module = module
+        # As float32, and so exact in every type that a model may have but half precision.
+        self.weight = None if weight is None else float(torch.tensor(weight, dtype=torch.float32))
+        self.keep = 1.0 if self.weight is None else float(torch.tensor(1 - self.weight, dtype=torch.float32))
+
+    def compute(self, x: Tensor) -> Tensor:
+        """The weighted sum."""
+        y: Tensor = self.module(x)
+        return x + y if self.weight is None else self.keep * x + self.weight * y
+
+    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
+        """Triangle inequality."""
+        constant, after = constant_and_size(call, self.module, size)
+        if size is not None and after != size:
+            raise ValueError(f"{call}(Residual): its module turns size {size} into {after}, so they cannot be added")
+        part = times(1.0 if self.weight is None else self.weight, constant)
+        total = self.keep + part
+        return (total if total - self.keep == part and total - part == self.keep else up(total)), size
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"weight={self.weight}"
+
+
+class Concatenation(Layer):
+    """(f_1(x), ..., f_m(x))/√m along the channels, with the constant √(ΣL²/m): 1-Lipschitz if all parts are.
+
+    Args:
+        modules: f_1 to f_m.
+        normalized: whether to divide by √m; otherwise the constant is √(ΣL²).
+    """
+
+    def __init__(self, *modules: nn.Module, normalized: bool = True) -> None:
+        super().__init__()
+        if not modules:
+            raise ValueError("Concatenation(): expected at least one module")
+        self.parts = nn.ModuleList(modules)
+        self.factor = root_float32(Fraction(1, len(modules))) if normalized else 1.0
+
+    def compute(self, x: Tensor) -> Tensor:
+        """The parts side by side."""
+        return self.factor * torch.cat([part(x) for part in self.parts], 1)
+
+    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
+        """The root of the sum of squares."""
+        found = [constant_and_size(call, part, size) for part in self.parts]
+        sizes = {after for _, after in found}
+        if len(sizes) > 1:
+            raise ValueError(f"{call}(Concatenation): its parts turn size {size} into different ones, {sizes}")
+        constants = [constant for constant, _ in found]
+        if all(constant <= 1 for constant in constants) and self.factor < 1:
+            return 1.0, sizes.pop()  # the factor is at most 1/√m
+        squares = 0.0
+        for constant in constants:
+            squares = up(squares + up(constant * constant))
+        return times(self.factor, root_up(squares)), sizes.pop()

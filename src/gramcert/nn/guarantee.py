@@ -1,0 +1,107 @@
+"""``lipschitz_bound``: the certified constant of a layer, from its weights as they are."""
+
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+from gramcert.arguments import Sizes, axis_sizes
+from gramcert.certified.deployed import norm_upper
+from gramcert.geometry.convolution import LAYERS, Convolution, require_plain_forward
+from gramcert.nn.torch_layers import Size, torch_constant
+from gramcert.rounding import up
+
+
+@runtime_checkable
+class Guaranteed(Protocol):
+    """A layer that knows its constant."""
+
+    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
+        """Its certified constant for inputs of a spatial size, or of every size; and the size of its output."""
+
+
+def lipschitz_bound(module: nn.Module, input_size: Sizes | None = None) -> float:
+    """Certified Lipschitz constant, in the l2 norm, of a layer or of a ``Sequential`` of layers, rounded up.
+
+    It is computed from the weights that the layer uses now, with their rounding, and never assumed: a layer made to be
+    1-Lipschitz has a constant such as 0.98 or 1 + 3e-8. It is about the layer as a function of real numbers with these
+    weights; the rounding of the evaluation itself is not in it. A ``Sequential`` has the product of its layers.
+
+    Args:
+        module: a layer of :mod:`gramcert.nn`, ``nn.Linear``, a convolution of torch, parametrised or not, an
+            elementwise activation, a pooling or reshaping layer of torch, or a ``Sequential`` of such. Anything else is
+            an error.
+        input_size: spatial size of the input, one int per axis or one for all; ``None`` is every size.
+
+    Example:
+        >>> import torch, gramcert
+        >>> layer = torch.nn.Conv2d(1, 1, 3, padding=1, bias=False)
+        >>> _ = torch.nn.init.ones_(layer.weight)
+        >>> 9 <= gramcert.lipschitz_bound(layer) <= 9.01
+        True
+        >>> gramcert.lipschitz_bound(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Tanh()))
+        1.0
+    """
+    call = "lipschitz_bound"
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{call}(module): expected a torch.nn.Module, got {type(module).__name__}")
+    if input_size is None:
+        return constant_and_size(call, module, None)[0]
+    axes = _axes(module)
+    if axes is None:
+        raise ValueError(f"{call}(input_size={input_size}): {type(module).__name__} has no spatial size, expected None")
+    return constant_and_size(
+        call, module, axis_sizes(call, "input_size", input_size, axes, what=type(module).__name__)
+    )[0]
+
+
+def constant_and_size(call: str, module: nn.Module, size: Size) -> tuple[float, Size]:
+    """The constant of a module and the spatial size of its output, from that of its input; ``None`` is every size."""
+    if isinstance(module, Guaranteed):
+        _require_own_guarantee(call, module)
+        return module.guarantee(call, size)
+    if isinstance(module, nn.Sequential):
+        require_plain_forward(call, module, nn.Sequential)
+        return chain(call, list(module), size)
+    if isinstance(module, nn.Linear):
+        return norm_upper(call, module, None), size
+    if isinstance(module, LAYERS):
+        return norm_upper(call, module, size), Convolution.of(module).output_size(size, call=call) if size else None
+    require_plain_forward(call, module, type(module))
+    return torch_constant(call, module, size)
+
+
+def chain(call: str, modules: list[nn.Module], size: Size) -> tuple[float, Size]:
+    """The product of the constants of layers that follow each other."""
+    product = 1.0
+    for module in modules:
+        constant, size = constant_and_size(call, module, size)
+        product = times(product, constant)
+    return product, size
+
+
+def times(first: float, second: float) -> float:
+    """Upper bound of a product; exact where a factor is 1."""
+    if first == 1 or second == 1:
+        return second if first == 1 else first
+    return up(first * second)
+
+
+def _require_own_guarantee(call: str, module: nn.Module) -> None:
+    """Refuse a subclass of a layer of ours that computes something else and says nothing about its constant."""
+    require_plain_forward(call, module, type(module))
+    for kind in type(module).__mro__:
+        if "guarantee" in vars(kind):
+            return
+        if {"forward", "compute"} & vars(kind).keys() and not kind.__module__.startswith("gramcert."):
+            raise TypeError(f"{call}({kind.__name__}): it overrides what it computes, but has no guarantee(call, size)")
+
+
+def _axes(module: nn.Module) -> int | None:
+    """Number of spatial axes that the first layer with a fixed number of them takes."""
+    for part in module.modules():
+        if isinstance(part, LAYERS):
+            return len(part.kernel_size)
+        axes = getattr(part, "axes", None)
+        if isinstance(axes, int):
+            return axes
+    return None

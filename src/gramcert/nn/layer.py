@@ -1,0 +1,49 @@
+"""What the layers of this package share: a check of the input, a computation that can be traced, a guarantee."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.nn.torch_layers import Size
+
+
+class Layer(nn.Module):
+    """A 1-Lipschitz layer without weights, or with weights that it may use as they are.
+
+    Subclasses say what they :meth:`compute` by operations that torch can trace, whatever the number of axes;
+    :meth:`check` refuses inputs that it is not made for. A subclass whose constant is not exactly 1, or that changes
+    the spatial size, has its own :meth:`guarantee`.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Check and compute."""
+        self.check(x)
+        return self.compute(x)
+
+    def check(self, x: Tensor) -> None:
+        """Refuse what the layer cannot take."""
+
+    def compute(self, x: Tensor) -> Tensor:
+        """The layer itself."""
+        raise NotImplementedError
+
+    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
+        """Its certified constant, and the spatial size of its output."""
+        return 1.0, size
+
+    def plain(self) -> nn.Module:
+        """The same function without this package: a graph of torch's operations."""
+        tracer = _Tracer()
+        graph = tracer.trace(self)
+        return torch.fx.GraphModule(tracer.root, graph, type(self).__name__)
+
+
+class _Tracer(torch.fx.Tracer):
+    traced_func_name = "compute"
+
+
+def expected(layer: nn.Module, what: str, x: Any) -> ValueError:
+    """The error of a layer that was given something else than it expected."""
+    shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    return ValueError(f"{type(layer).__name__}(x): expected {what}, got shape {shape}")

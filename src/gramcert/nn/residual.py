@@ -1,0 +1,271 @@
+r"""The residual layer of Corollary 1 (SLL, Araujo et al., 2023): x ↦ x - 2WR²φ(Wᵀx + b), φ with slopes in [0, 1].
+
+R rescales the inner channels, so that R·WᵀW·R ⪯ I. Then I - 2WR²DWᵀ with 0 <= D <= I has its eigenvalues between -1 and
+1. With the absolute value, or with activations that exchange channels, the layer is not 1-Lipschitz: they are refused.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gramcert.arguments import Sizes, axis_sizes, checked_iterations
+from gramcert.bounds.gram import positive
+from gramcert.bounds.layer import norm2
+from gramcert.certified.deployed import residual_upper
+from gramcert.geometry.convolution import Convolution, full_weight
+from gramcert.nn.layer import expected
+from gramcert.nn.slopes import slopes
+from gramcert.nn.torch_layers import Size
+from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling
+
+Rescaling = Literal["sr", "aol", "sn"]
+
+_CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+_CONV: tuple[type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONV_TRANSPOSE: tuple[type[nn.Module], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class _Residual(nn.Module):
+    """What the dense and the convolutional layer share: the inner weight (hidden, channels, *taps), b, q and R."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        padding: tuple[int, ...],
+        activation: nn.Module | None,
+        rescaling: Rescaling,
+        iterations: int | None,
+        form: Form,
+        input_size: Size,
+        device: torch.device | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_choice(name, "rescaling", rescaling, get_args(Rescaling))
+        check_choice(name, "form", form, get_args(Form))
+        if rescaling == "aol" and iterations not in (None, 1):
+            raise ValueError(f"{name}(iterations={iterations}): rescaling='aol' is one iteration; use 'sr' for more")
+        default = {"sr": 3, "aol": 1, "sn": 6}[rescaling]
+        self.iterations = checked_iterations(name, default if iterations is None else iterations, at_least=1)
+        self.rescaling, self.form, self.padding, self.input_size = rescaling, form, padding, input_size
+        self.activation = nn.ReLU() if activation is None else _checked(name, activation)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype))
+        # q = exp(log_q) acts on the sums of R, and is trained with the weight; a norm has no use for it.
+        self.log_q: nn.Parameter | None = None
+        if rescaling != "sn":
+            self.log_q = nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Gaussian weights (their size does not matter, R removes it), uniform biases, q = 1."""
+        nn.init.xavier_normal_(self.weight)
+        bound = 1 / math.sqrt(self.weight[0].numel())
+        nn.init.uniform_(self.bias, -bound, bound)
+        if self.log_q is not None:
+            nn.init.zeros_(self.log_q)
+
+    def inner(self) -> Convolution:
+        """Wᵀ as a convolution from the channels to the hidden ones."""
+        weight = full_weight(self.weight)
+        return Convolution(weight if self.padding else weight[:, :, None], padding=self.padding or 0)
+
+    def factors(self) -> Tensor:
+        """2R², one per hidden channel, in float32 or better."""
+        name, inner = type(self).__name__, self.inner()
+        if self.rescaling == "sn":
+            norm = norm2(inner, self.input_size, self.iterations)
+            scale = torch.where(norm == 0, 0.0, 2 / positive(norm).square())
+            return scale.expand(len(self.bias))
+        q = None if self.log_q is None else torch.exp(full_weight(self.log_q))
+        factors = convolution_rescaling(
+            inner, self.iterations, q=q, form=self.form, input_size=self.input_size, side="output", call=name
+        )
+        return 2 * factors.square()
+
+    def outer_weight(self, factors: Tensor) -> Tensor:
+        """2R²Wᵀ, the weight that leads back to the channels, in the layout of the inner one."""
+        weight = full_weight(self.weight)
+        return (weight * factors.reshape(-1, *(1,) * (weight.dim() - 1))).to(self.weight.dtype)
+
+    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
+        """Its certified constant with the weights as they are, and the spatial size of its output."""
+        with torch.no_grad():
+            inner, factors = self.inner(), self.factors()
+            outer = full_weight(self.outer_weight(factors)).reshape(inner.kernel.shape)
+        return residual_upper(call, inner, outer, factors, size if self.padding else None), size
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        hidden, channels, *taps = self.weight.shape
+        shape = f"{channels}, hidden={hidden}" + (f", kernel_size={tuple(taps)}" if taps else "")
+        return f"{shape}, rescaling={self.rescaling!r}, iterations={self.iterations}, form={self.form!r}"
+
+
+class SLLLinear(_Residual):
+    r"""x ↦ x - 2WR²φ(Wᵀx + b) on vectors.
+
+    Args:
+        features: inputs and outputs.
+        hidden: inner width.
+        activation: φ, elementwise with slopes in [0, 1]: ReLU (the default), Tanh, Sigmoid and the like; others are
+            refused.
+        rescaling: ``"sr"``, ``"aol"`` (one iteration) or ``"sn"``, R = 1/‖W‖, which is the CPL layer of Meunier et al.
+            (2022).
+        iterations: t of the rescaling, 3 for ``"sr"``; number of Gram products for ``"sn"``, 6.
+        device: where the parameters are.
+        dtype: their type.
+
+    Example:
+        >>> import torch, gramcert
+        >>> layer = gramcert.nn.SLLLinear(16, 32)
+        >>> layer(torch.ones(2, 16)).shape
+        torch.Size([2, 16])
+        >>> 1 <= gramcert.lipschitz_bound(layer) <= 1 + 1e-6
+        True
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        activation: nn.Module | None = None,
+        *,
+        rescaling: Rescaling = "sr",
+        iterations: int | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape = axis_sizes("SLLLinear", "hidden, features", (hidden, features), 2)
+        super().__init__(shape, (), activation, rescaling, iterations, "spatial", None, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """On inputs (..., features)."""
+        if x.shape[-1] != self.weight.shape[1]:
+            raise expected(self, f"(..., {self.weight.shape[1]})", x)
+        hidden = self.activation(F.linear(x, self.weight, self.bias))
+        return x - F.linear(hidden, self.outer_weight(self.factors()).mT)
+
+    def plain(self) -> nn.Module:
+        """Torch's own layers with the weights as they are."""
+        hidden, features = self.weight.shape
+        options = {"device": self.weight.device, "dtype": self.weight.dtype}
+        inner = nn.utils.skip_init(nn.Linear, features, hidden, **options)
+        outer = nn.utils.skip_init(nn.Linear, hidden, features, bias=False, **options)
+        return _plain(self, inner, outer, self.outer_weight(self.factors()).mT)
+
+
+class _ResidualConv(_Residual):
+    """x ↦ x - 2WR²φ(Wᵀx + b) on images; zero padding, stride 1."""
+
+    axes = 0
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        kernel_size: Sizes,
+        activation: nn.Module | None = None,
+        *,
+        rescaling: Rescaling = "sr",
+        iterations: int | None = None,
+        form: Form = "spatial",
+        input_size: Sizes | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        name = type(self).__name__
+        width = axis_sizes(name, "hidden, channels", (hidden, channels), 2)
+        taps = axis_sizes(name, "kernel_size", kernel_size, self.axes, what=name)
+        size = None if input_size is None else axis_sizes(name, "input_size", input_size, self.axes, what=name)
+        padding = tuple(k // 2 for k in taps)
+        super().__init__((*width, *taps), padding, activation, rescaling, iterations, form, size, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """On inputs (batch, channels, *sizes)."""
+        if x.dim() != self.axes + 2 or x.shape[1] != self.weight.shape[1]:
+            raise expected(self, f"(batch, {self.weight.shape[1]}, {self.axes} sizes)", x)
+        convolve, transpose = _CONVOLVE[self.axes - 1], _TRANSPOSE[self.axes - 1]
+        hidden = self.activation(convolve(x, self.weight, self.bias, padding=self.padding))
+        result: Tensor = x - transpose(hidden, self.outer_weight(self.factors()), padding=self.padding)
+        return result
+
+    def plain(self) -> nn.Module:
+        """Torch's own layers with the weights as they are."""
+        hidden, channels, *taps = self.weight.shape
+        options = {"padding": self.padding, "device": self.weight.device, "dtype": self.weight.dtype}
+        inner = nn.utils.skip_init(_CONV[self.axes - 1], channels, hidden, tuple(taps), **options)
+        outer = nn.utils.skip_init(_CONV_TRANSPOSE[self.axes - 1], hidden, channels, tuple(taps), bias=False, **options)
+        return _plain(self, inner, outer, self.outer_weight(self.factors()))
+
+
+class SLLConv1d(_ResidualConv):
+    """The layer of :class:`SLLConv2d` on sequences."""
+
+    axes = 1
+
+
+class SLLConv2d(_ResidualConv):
+    r"""x ↦ x - 2WR²φ(Wᵀx + b) on images, zero padding, stride 1.
+
+    Args:
+        channels: of input and output.
+        hidden: inner channels, on which R and the trainable q act.
+        kernel_size: int or one per axis; odd sizes keep the size of the image inside, even ones add one place.
+        activation: φ, elementwise with slopes in [0, 1]: ReLU (the default), Tanh, Sigmoid and the like; others are
+            refused.
+        rescaling: ``"sr"``, ``"aol"`` (one iteration) or ``"sn"``, R = 1/‖W‖, which is the CPL layer of Meunier et al.
+            (2022).
+        iterations: t of the rescaling, 3 for ``"sr"``; number of Gram products for ``"sn"``, 6.
+        form: ``"spatial"`` or ``"frequency"``; see :func:`gramcert.rescaling.rescaling_vector`.
+        input_size: the one size the layer will be used at, or ``None`` for every size.
+        device: where the parameters are.
+        dtype: their type.
+
+    Example:
+        >>> import torch, gramcert
+        >>> layer = gramcert.nn.SLLConv2d(8, 16, 3, form="frequency", iterations=2)
+        >>> layer(torch.ones(1, 8, 6, 6)).shape
+        torch.Size([1, 8, 6, 6])
+        >>> 1 <= gramcert.lipschitz_bound(layer) <= 1 + 1e-6
+        True
+    """
+
+    axes = 2
+
+
+class SLLConv3d(_ResidualConv):
+    """The layer of :class:`SLLConv2d` on volumes."""
+
+    axes = 3
+
+
+def _checked(name: str, activation: nn.Module) -> nn.Module:
+    if not isinstance(activation, nn.Module):
+        raise TypeError(f"{name}(activation): expected a torch.nn.Module, got {activation!r}")
+    bounds = slopes(activation)
+    if bounds is None or bounds[0] < 0 or bounds[1] > 1:
+        raise ValueError(
+            f"{name}(activation={activation}): the residual layer is 1-Lipschitz only for elementwise activations with "
+            f"slopes in [0, 1], such as ReLU, LeakyReLU, Tanh or Sigmoid"
+        )
+    return activation
+
+
+def _plain(layer: _Residual, inner: nn.Module, outer: nn.Module, outer_weight: Tensor) -> nn.Module:
+    """inner, activation, outer and the difference, as a graph of torch's layers."""
+    with torch.no_grad():
+        inner.weight.copy_(layer.weight)  # type: ignore[operator]
+        inner.bias.copy_(layer.bias)  # type: ignore[operator]
+        outer.weight.copy_(outer_weight)  # type: ignore[operator]
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    hidden = graph.call_module("activation", (graph.call_module("inner", (x,)),))
+    graph.output(graph.call_function(torch.sub, (x, graph.call_module("outer", (hidden,)))))
+    parts = {"inner": inner, "activation": layer.activation, "outer": outer}
+    return torch.fx.GraphModule(parts, graph, type(layer).__name__)

@@ -1,0 +1,44 @@
+"""Between which numbers the slopes of elementwise activations of torch lie."""
+
+import torch
+from torch import nn
+
+# Slopes exactly in [0, 1], attained or approached. Softplus is missing: torch replaces it by the identity above a
+# threshold, where it jumps by 2e-9.
+_UNIT = (
+    nn.Identity,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.Tanh,
+    nn.Softsign,
+    nn.LogSigmoid,
+    nn.Hardtanh,
+    nn.Softshrink,
+    nn.Tanhshrink,
+    nn.CELU,
+)
+
+
+def slopes(activation: nn.Module) -> tuple[float, float] | None:
+    """Least and largest slope of an elementwise activation, or ``None`` for anything else.
+
+    Only exact classes count: a subclass may compute something else.
+    """
+    kind, options = type(activation), vars(activation)
+    if kind is nn.CELU and not options["alpha"] > 0:
+        return None
+    if kind in _UNIT:
+        return 0.0, 1.0
+    if kind is nn.Sigmoid:
+        return 0.0, 0.25
+    if kind is nn.Hardsigmoid:
+        return 0.0, float(torch.tensor(1 / 6, dtype=torch.float32))  # above 1/6
+    if kind is nn.LeakyReLU:
+        # The slope is rounded to float32 where the input is.
+        slope = float(options["negative_slope"])
+        rounded = float(torch.tensor(slope, dtype=torch.float32))
+        return min(1.0, slope, rounded), max(1.0, slope, rounded)
+    if kind is nn.ELU and options["alpha"] >= 0:  # slope α·e^x below 0
+        alpha = float(options["alpha"])
+        return 0.0, max(1.0, alpha, float(torch.tensor(alpha, dtype=torch.float32)))
+    return None

@@ -1,0 +1,174 @@
+"""1-Lipschitz weights by torch's parametrize contract: the layer keeps its class, its weight becomes a function.
+
+``spectral_rescaling(layer)`` registers :class:`SpectralRescaling` on the layer's weight, and so on: a lower-case
+function acts on a layer, the class is the map. Assigning to ``layer.weight`` sets the weight before rescaling.
+"""
+
+from typing import Any, get_args
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from gramcert.arguments import Sizes, axis_sizes, checked_iterations
+from gramcert.bounds.gram import positive
+from gramcert.bounds.layer import norm2
+from gramcert.geometry.axis import layer_axes
+from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight, full_weight
+from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling
+
+
+def spectral_rescaling(
+    module: nn.Module,
+    name: str = "weight",
+    iterations: int = 3,
+    *,
+    form: Form = "spatial",
+    input_size: Sizes | None = None,
+) -> nn.Module:
+    """Multiply the input channels of a layer by factors that bring its spectral norm to at most 1.
+
+    Args:
+        module: ``nn.Linear``, ``nn.Conv1d/2d/3d`` or ``nn.ConvTranspose1d/2d/3d``, with any geometry.
+        name: the parameter.
+        iterations: t; 1 is AOL, larger brings the norm nearer to 1.
+        form: ``"spatial"`` (the paper) or ``"frequency"`` (tighter at the same t); see
+            :func:`gramcert.rescaling.rescaling_vector`.
+        input_size: the one size the layer will be used at, or ``None`` for every size.
+
+    Returns:
+        The module itself.
+
+    Example:
+        >>> import torch, gramcert
+        >>> from gramcert.parametrizations import spectral_rescaling
+        >>> layer = spectral_rescaling(torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, padding_mode="reflect"))
+        >>> gramcert.lipschitz_bound(layer) <= 1 + 1e-6
+        True
+    """
+    geometry = _Geometry("spectral_rescaling", module, name, input_size)
+    return _register(module, name, SpectralRescaling(geometry, iterations, form))
+
+
+def almost_orthogonal(
+    module: nn.Module, name: str = "weight", *, form: Form = "spatial", input_size: Sizes | None = None
+) -> nn.Module:
+    """AOL (Prach and Lampert, 2022): :func:`spectral_rescaling` with one iteration."""
+    geometry = _Geometry("almost_orthogonal", module, name, input_size)
+    return _register(module, name, SpectralRescaling(geometry, 1, form))
+
+
+def spectral_normalization(
+    module: nn.Module, name: str = "weight", iterations: int = 6, *, input_size: Sizes | None = None
+) -> nn.Module:
+    """Divide the weight of a layer by an upper bound of the layer's spectral norm, :func:`gramcert.norm2`.
+
+    Not by a power iterate, which is a lower bound, nor by the norm of the reshaped kernel, which is another number.
+
+    Args:
+        module: as for :func:`spectral_rescaling`.
+        name: the parameter.
+        iterations: number of Gram products of the bound.
+        input_size: the one size the layer will be used at, or ``None`` for every size.
+    """
+    geometry = _Geometry("spectral_normalization", module, name, input_size)
+    return _register(module, name, SpectralNormalization(geometry, iterations))
+
+
+class _Geometry:
+    """What is known of a layer but its weight. The parametrisation keeps this, not the layer, which contains it."""
+
+    def __init__(self, call: str, module: nn.Module, name: str, input_size: Sizes | None) -> None:
+        kind = type(module).__name__
+        if not isinstance(module, (nn.Linear, *LAYERS)):
+            raise TypeError(f"{call}({kind}): expected Linear or a Conv or ConvTranspose layer, 1-D to 3-D")
+        if name != "weight":
+            raise ValueError(f"{call}(name={name!r}): the weight of {kind} is its parameter 'weight'")
+        self.call = call
+        self.fields: dict[str, Any] = {}
+        self.input_size: tuple[int, ...] | None = None
+        if isinstance(module, nn.Linear):
+            effective_weight(call, module, nn.Linear)
+            if input_size is not None:
+                raise ValueError(f"{call}(input_size={input_size}): Linear has no spatial size, expected None")
+            return
+        description = Convolution.of(module)
+        names = ("stride", "padding", "padding_mode", "dilation", "groups", "transposed", "output_padding")
+        self.fields = {field: getattr(description, field) for field in names}
+        if input_size is not None:
+            self.input_size = axis_sizes(call, "input_size", input_size, description.axes, what=kind)
+            layer_axes(description, self.input_size, call)
+
+    def describe(self, weight: Tensor) -> Convolution:
+        """The layer with a weight; of a linear layer, the convolution with one tap that it is."""
+        return Convolution(weight, **self.fields) if self.fields else Convolution(weight[:, :, None])
+
+
+class SpectralRescaling(nn.Module):
+    """W ↦ W·R with R on the input channels; see :func:`spectral_rescaling`, which makes one for a layer."""
+
+    def __init__(self, geometry: _Geometry, iterations: int, form: Form) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.iterations = checked_iterations(geometry.call, iterations, at_least=1)
+        check_choice(geometry.call, "form", form, get_args(Form))
+        self.form: Form = form
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The rescaled weight; R is computed in float32 or better."""
+        full = full_weight(weight)
+        layer = self.geometry.describe(full)
+        factors = convolution_rescaling(
+            layer,
+            self.iterations,
+            q=None,
+            form=self.form,
+            input_size=self.geometry.input_size,
+            side="input",
+            call=self.geometry.call,
+        )
+        return scale_channels(layer, full, factors).to(weight.dtype)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """What is assigned is the weight before rescaling."""
+        return weight
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        size = "" if self.geometry.input_size is None else f", input_size={self.geometry.input_size}"
+        return f"iterations={self.iterations}, form={self.form!r}{size}"
+
+
+class SpectralNormalization(nn.Module):
+    """W ↦ W/‖W‖ with an upper bound of the norm; see :func:`spectral_normalization`, which makes one for a layer."""
+
+    def __init__(self, geometry: _Geometry, iterations: int) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.iterations = checked_iterations(geometry.call, iterations)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The normalised weight; zero stays zero."""
+        full = full_weight(weight)
+        norm = norm2(self.geometry.describe(full), self.geometry.input_size, self.iterations)
+        return (full / positive(norm)).to(weight.dtype)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """What is assigned is the weight before normalisation."""
+        return weight
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        size = "" if self.geometry.input_size is None else f", input_size={self.geometry.input_size}"
+        return f"iterations={self.iterations}{size}"
+
+
+def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor) -> Tensor:
+    """A layer's weight with the input channels multiplied by factors."""
+    shape = (-1, 1) if layer.transposed else (1, -1)
+    grouped = weight.reshape(layer.groups, -1, *weight.shape[1:])
+    return (grouped * factors.reshape(layer.groups, *shape, *(1,) * (weight.dim() - 2))).reshape(weight.shape)
+
+
+def _register(module: nn.Module, name: str, map_: nn.Module) -> nn.Module:
+    parametrize.register_parametrization(module, name, map_)
+    return module

@@ -1,0 +1,192 @@
+r"""Spectral rescaling: positive factors R, one per channel, such that the layer with rescaled channels has norm <= 1.
+
+With G = W*W and G_t = G^(2^(t-1)), R_i = (Σ_j |G_t|_ij q_j/q_i)^(-2^-t) gives W*W ⪯ R^-2 for every q > 0 (Theorem 7 of
+the paper with one numbering of t; t = 1 is AOL). A convolution has such a G at each frequency; the two forms differ in
+how one R serves all of them, see :mod:`gramcert.rescaling.spatial` and :mod:`gramcert.rescaling.frequency`.
+
+What the geometry adds:
+
+* stride: a convolution of stride 1 on the phases of the input. R of an input channel is the smallest of its phases;
+* groups: each has its own G;
+* padding that repeats pixels: R is divided by the norm of the padding map;
+* a grid for every size (``frequency``): R is divided by the sampling factor of the kernel. The theorem on the grid
+  gives σ(ER) <= 1 there, hence at most the factor at all frequencies.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.arguments import Sizes, axis_sizes, can_be_read, checked_iterations, require_dense, require_finite
+from gramcert.bounds.autograd import full_precision
+from gramcert.bounds.gram import positive
+from gramcert.bounds.transfer import sampling_factor
+from gramcert.geometry.axis import layer_axes
+from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
+from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
+from gramcert.geometry.symbol import FrequencyGrid
+from gramcert.rescaling.frequency import largest_row_sums
+from gramcert.rescaling.gram_filter import gram_filter
+from gramcert.rescaling.spatial import filter_sums
+from gramcert.rescaling.tall import tall_row_sums
+
+Form = Literal["spatial", "frequency"]
+Side = Literal["input", "output"]
+
+# Grid frequencies per tap interval for every size at once: the sampling factor is then 1/cos(π/16) = 1.0196 per axis.
+OVERSAMPLING = 8
+
+# Sums below this, in units of the largest ones, are taken for it: R is then smaller than it might be, which is sound,
+# and its gradient stays finite.
+SMALLEST_SUM = {torch.float32: 2.0**-100, torch.float64: 2.0**-900}
+
+
+def rescaling_vector(
+    layer: nn.Module | Convolution | Tensor,
+    iterations: int = 3,
+    *,
+    q: Tensor | None = None,
+    form: Form = "spatial",
+    input_size: Sizes | None = None,
+    side: Side = "input",
+) -> Tensor:
+    r"""The factors R, one per channel: the layer whose channels are multiplied by R has a spectral norm of at most 1.
+
+    In exact arithmetic, differentiable; :func:`gramcert.lipschitz_bound` certifies what came out. Channels whose
+    weights are all zero get R = 0.
+
+    Args:
+        layer: a matrix (outputs, inputs), ``nn.Linear``, a convolution layer of torch or a :class:`Convolution`.
+        iterations: t, at least 1; 1 is AOL. With ``"spatial"`` time and memory grow as 2^t per axis.
+        q: positive weights, one per channel of the side; any choice is valid. ``None`` is 1.
+        form: ``"spatial"`` (the paper) or ``"frequency"``, which is tighter at the same t.
+        input_size: ``None`` serves every size. A size makes R larger where it can be, and is then needed to be right:
+            ``"frequency"`` uses the frequencies of that size, and padding that repeats pixels its repetitions there.
+        side: which channels R multiplies, ``"input"`` or ``"output"``.
+
+    Returns:
+        Tensor of shape (channels,) in the layer's own type; float32 for half precision.
+
+    Example:
+        >>> import torch
+        >>> from gramcert.rescaling import rescaling_vector
+        >>> matrix = torch.tensor([[3.0, 0.0], [0.0, 0.5]])
+        >>> rescaling_vector(matrix)
+        tensor([0.3333, 2.0000])
+        >>> kernel = torch.tensor([[[1.0, 2.0, -1.0]]])
+        >>> for form in ("spatial", "frequency"):
+        ...     r = rescaling_vector(torch.nn.Conv1d(1, 1, 3), 1, form=form)
+        ...     assert r.shape == (1,)
+
+    References:
+        Delattre et al., Spectral Norm of Convolutional Layers with Circular and Zero Paddings, Theorem 7 (corrected);
+        Prach and Lampert, Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks, 2022.
+    """
+    call = "rescaling_vector"
+    description = _description(call, layer)
+    return convolution_rescaling(description, iterations, q=q, form=form, input_size=input_size, side=side, call=call)
+
+
+def convolution_rescaling(
+    layer: Convolution,
+    iterations: int,
+    *,
+    q: Tensor | None,
+    form: Form,
+    input_size: Sizes | None,
+    side: Side,
+    call: str,
+) -> Tensor:
+    """:func:`rescaling_vector` of a description, with the name of the public function for errors."""
+    iterations = checked_iterations(call, iterations, at_least=1)
+    check_choice(call, "form", form, get_args(Form))
+    check_choice(call, "side", side, get_args(Side))
+    require_finite(call, "layer", layer.kernel)
+    kernels = reduced_kernels(grouped_kernels(layer), layer.stride, layer.dilation)
+    channels = layer.in_channels if side == "input" else layer.out_channels
+    if (side == "input") != layer.transposed:
+        kernels = kernels.transpose(1, 2)
+    phases = kernels.shape[1] * layer.groups // channels
+    weights = _weights(call, q, channels, kernels).reshape(layer.groups, -1).repeat_interleave(phases, 1)
+    grid, factor = _frequencies(call, layer, tuple(kernels.shape[3:]), form, input_size)
+    with full_precision(kernels):
+        roots = _root_sums(kernels, weights, grid, iterations, call) * factor
+        largest = roots.reshape(channels, phases).amax(1)
+        return torch.where(largest == 0, 0.0, 1 / positive(largest))
+
+
+def _root_sums(kernels: Tensor, q: Tensor, grid: FrequencyGrid | None, iterations: int, call: str) -> Tensor:
+    """1/R for the rows of each group, 0 where all weights of a row are 0; a grid of ``None`` is the spatial form."""
+    scale = kernels.detach().abs().flatten(1).amax(1)
+    scaled = kernels / positive(scale).reshape(-1, *(1,) * (kernels.dim() - 1))
+    taps = tuple(kernels.shape[3:])
+    groups, rows, columns = kernels.shape[:3]
+    energies = scaled.detach().flatten(2).square().sum(2)
+    unit = positive(energies.amax(1))
+    if math.prod(taps) == 1 and rows > columns:
+        matrices = scaled.reshape(groups, rows, columns) / unit.sqrt()[:, None, None]
+        sums, log = tall_row_sums(matrices, q, iterations)
+    else:
+        gram = gram_filter(scaled) / unit[:, None, None]
+        if grid is None and math.prod(taps) > 1:
+            sizes, log = filter_sums(gram, taps, iterations, call)
+            sums = (sizes @ q[..., None])[..., 0] / q
+        else:
+            grid = grid or FrequencyGrid.unshifted(taps)
+            sums, log = largest_row_sums(gram, q, grid, taps, iterations)
+    roots = sums.clamp_min(SMALLEST_SUM[sums.dtype]) ** (2.0**-iterations)
+    outside = scale * unit.sqrt() * torch.exp(log)
+    return torch.where(energies == 0, 0.0, roots * outside[:, None])
+
+
+def _frequencies(
+    call: str, layer: Convolution, taps: tuple[int, ...], form: Form, input_size: Sizes | None
+) -> tuple[FrequencyGrid | None, float]:
+    """The grid of the frequency form, and what R is divided by."""
+    if input_size is not None:
+        sizes = axis_sizes(call, "input_size", input_size, layer.axes)
+        bound = one_size_bound(layer_axes(layer, sizes, call))
+        return (bound.grids[-1] if form == "frequency" else None), bound.factor
+    factor = math.sqrt(every_size_square(layer))
+    if form == "spatial":
+        return None, factor
+    sizes = tuple(max(1, OVERSAMPLING * (size - 1)) for size in taps)
+    # Half a step makes every frequency of the last axis one of a pair, so that half of them are enough.
+    shifts = (*(0.0,) * (len(sizes) - 1), 0.5 if sizes[-1] > 1 else 0.0)
+    return FrequencyGrid(sizes, shifts), factor * sampling_factor(taps, sizes)
+
+
+def _weights(call: str, q: Tensor | None, channels: int, like: Tensor) -> Tensor:
+    if q is None:
+        return like.new_ones(channels)
+    if not isinstance(q, Tensor) or q.shape != (channels,):
+        shape = tuple(q.shape) if isinstance(q, Tensor) else type(q).__name__
+        raise ValueError(f"{call}(q): expected a tensor of shape ({channels},), got {shape}")
+    require_finite(call, "q", q)
+    if can_be_read(q) and not bool((q > 0).all()):
+        raise ValueError(f"{call}(q): expected positive weights, got {float(q.min())}")
+    return q.to(like.dtype)
+
+
+def _description(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:
+    if isinstance(layer, nn.Linear):
+        layer = effective_weight(call, layer, nn.Linear)
+    if isinstance(layer, Tensor):
+        require_dense(call, "layer", layer)
+        if layer.dim() != 2:
+            raise ValueError(f"{call}(layer): expected a matrix (outputs, inputs), got shape {tuple(layer.shape)}")
+        return Convolution(layer[:, :, None])
+    if not isinstance(layer, (Convolution, *LAYERS)):
+        raise TypeError(
+            f"{call}(layer): cannot rescale {type(layer).__name__}; expected Linear, a Conv or ConvTranspose layer, a "
+            f"gramcert.Convolution or a matrix"
+        )
+    return Convolution.of(layer)
+
+
+def check_choice(call: str, name: str, value: object, choices: tuple[str, ...]) -> None:
+    """One of a few words."""
+    if value not in choices:
+        raise ValueError(f"{call}({name}={value!r}): expected one of {', '.join(choices)}")

@@ -1,0 +1,167 @@
+"""``lipschitz_bound``: what is known, with the right number; what is not, with an error and never a 1."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import gramcert.nn as gnn
+from gramcert import lipschitz_bound, spectral_norm
+from gramcert.parametrizations import spectral_rescaling
+from reference import jacobian_norm
+
+
+def test_rescaled_layers_are_near_one_not_assumed_one():
+    """1 + a few 1e-8 for weights rounded to float32, for a layer whose exact norm is 1."""
+    for seed in range(10):
+        torch.manual_seed(seed)
+        layer = gnn.SRLinear(24, 24)
+        bound = lipschitz_bound(layer)
+        assert bound != 1
+        assert abs(bound - 1) < 5e-7
+        assert torch.linalg.matrix_norm(layer.weight.detach().double(), 2) <= bound
+        residual = gnn.SLLConv2d(8, 8, 3, form="frequency", iterations=2)
+        assert 1 < lipschitz_bound(residual) < 1 + 5e-7
+
+
+def test_plain_layers():
+    layer = nn.Conv2d(2, 3, 3, padding=1)
+    for size in (None, 5):
+        norm = spectral_norm(layer, size, tol=1e-6)
+        assert norm.lower <= lipschitz_bound(layer, size) <= norm.upper * 1.001
+    assert lipschitz_bound(layer.bfloat16()) > 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "constant"),
+    [
+        (nn.Sigmoid(), 0.25),
+        (nn.Tanh(), 1),
+        (nn.LeakyReLU(0.1), 1),
+        (nn.LeakyReLU(-3.0), 3),
+        (nn.ELU(2.0), 2),
+        (nn.Hardsigmoid(), 1 / 6),
+        (nn.Dropout().eval(), 1),
+        (nn.MaxPool2d(2), 1),
+        (nn.MaxPool2d(3, stride=2), 2),
+        (nn.MaxPool1d(3, stride=1), math.sqrt(3)),
+        (nn.MaxPool1d(2, stride=2, dilation=2), math.sqrt(2)),
+        (nn.AvgPool2d(2), 0.5),
+        (nn.AvgPool1d(4, stride=2), math.sqrt(1 / 2)),
+        (nn.PixelUnshuffle(2), 1),
+        (nn.Sequential(nn.Flatten(), nn.Sequential(nn.Sigmoid(), nn.Sigmoid())), 1 / 16),
+    ],
+    ids=str,
+)
+def test_layers_without_weights(layer, constant):
+    assert constant <= lipschitz_bound(layer) <= constant * (1 + 1e-7)
+    shape = (1, 4, 12) if "1d" in str(layer) else (1, 4, 6, 6)
+    for seed in range(5):
+        x = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        assert jacobian_norm(layer, x) <= lipschitz_bound(layer) * (1 + 1e-12)
+
+
+def test_overlapping_maxima_reach_their_constant():
+    """A single bright pixel is the maximum of four windows: moving it moves four outputs."""
+    x = torch.zeros(1, 1, 5, 5)
+    x[0, 0, 2, 2] = 1
+    assert jacobian_norm(nn.MaxPool2d(3, stride=2), x) == pytest.approx(2)
+
+
+def test_size_is_followed_through_a_sequence():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        gnn.PadChannels(4),
+        gnn.SLLConv2d(4, 4, 3),
+        nn.MaxPool2d(2, ceil_mode=True),
+        gnn.ScaledAvgPool(2, 1),
+        nn.Conv2d(4, 4, 3, padding=1),
+        gnn.Subsample(2),
+        nn.PixelShuffle(2),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+    x = torch.randn(1, 1, 9, 9)
+    bound = lipschitz_bound(model, 9)
+    assert jacobian_norm(gnn.export(model).double(), x) <= bound
+    conv = lipschitz_bound(model[4], 4)
+    assert bound == pytest.approx(conv * lipschitz_bound(model[8]), rel=1e-6)
+    assert conv < lipschitz_bound(model[4])
+    assert bound < lipschitz_bound(model)
+
+
+class Doubled(gnn.MaxMin):
+    def compute(self, x):
+        return 2 * super().compute(x)
+
+
+class Known(gnn.MaxMin):
+    def compute(self, x):
+        return 2 * super().compute(x)
+
+    def guarantee(self, call, size):
+        return 2.0, size
+
+
+class Twice(nn.ReLU):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Own(nn.Module):
+    def forward(self, x):
+        return x
+
+
+def hooked():
+    layer = gnn.MaxMin()
+    layer.register_forward_hook(lambda module, args, output: 2 * output)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Own(), r"lipschitz_bound\(Own\): its constant is not known"),
+        (nn.Sequential(nn.ReLU(), Own()), r"lipschitz_bound\(Own\): its constant is not known"),
+        (nn.BatchNorm2d(3), r"lipschitz_bound\(BatchNorm2d\): its constant is not known"),
+        (nn.LayerNorm(3), r"its constant is not known"),
+        (nn.Softplus(), r"its constant is not known"),
+        (nn.GELU(), r"its constant is not known"),
+        (nn.MultiheadAttention(4, 1), r"its constant is not known"),
+        (Doubled(), r"lipschitz_bound\(Doubled\): it overrides what it computes, but has no guarantee"),
+        (Twice(), r"lipschitz_bound\(Twice\): its constant is not known"),
+        (hooked(), r"lipschitz_bound\(MaxMin\): its hook"),
+        (nn.AvgPool2d(3, padding=1, count_include_pad=False), r"windows counted without padding are not known"),
+        (nn.MaxPool2d(2, return_indices=True), r"with return_indices it has two outputs"),
+        (gnn.Residual(Own()), r"lipschitz_bound\(Own\)"),
+        (3, r"lipschitz_bound\(module\): expected a torch.nn.Module, got int"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_unknown_layers_are_refused(module, message):
+    with pytest.raises(TypeError, match=message):
+        lipschitz_bound(module)
+
+
+def test_a_subclass_may_give_its_own_guarantee():
+    assert lipschitz_bound(Known()) == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "size", "message"),
+    [
+        (nn.Dropout(), None, r"lipschitz_bound\(Dropout\): in training mode dropout is random"),
+        (nn.Linear(2, 2), 3, r"lipschitz_bound\(input_size=3\): Linear has no spatial size"),
+        (nn.Conv2d(1, 1, 3), (3,), r"lipschitz_bound\(input_size=\(3,\)\): Conv2d needs 2 sizes"),
+        (nn.Conv2d(1, 1, 3), 2, r"lipschitz_bound\(input_size=\(2, 2\)\): the output would be empty"),
+        (gnn.Residual(nn.Conv2d(1, 1, 3)), 8, r"turns size \(8, 8\) into \(6, 6\)"),
+        (gnn.Concatenation(nn.Conv2d(1, 1, 3), nn.ReLU()), 8, r"turn size \(8, 8\) into different ones"),
+        (spectral_rescaling(nn.Conv2d(1, 1, 1)), -1, r"expected sizes of at least 1, got -1"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_bad_input(module, size, message):
+    with pytest.raises(ValueError, match=message):
+        lipschitz_bound(module, size)
