@@ -59,11 +59,14 @@ class _LargestRowSums(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         gram, q, ctx.grid, ctx.taps, ctx.iterations = inputs
         largest, log, index = output
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(log, index)
         ctx.save_for_backward(gram, q, largest, log, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        if grad is None:
+            return None, None, None, None, None
         gram, q, largest, log, index = ctx.saved_tensors
         table = evaluation_table(ctx.grid, lags(ctx.taps), gram)
         used = torch.arange(len(ctx.grid), device=index.device)

@@ -25,7 +25,7 @@ def evaluation_table(grid: FrequencyGrid, places: Sequence[Sequence[int]], like:
     for count, size, shift, axis in zip(grid.shape, grid.sizes, grid.shifts, places, strict=True):
         # xω = π·(x(2j + 2θ) mod 2m)/m: reduced in integers, so that nothing is lost.
         index = 2 * torch.arange(count, device=like.device)[:, None] + round(2 * shift)
-        turns = torch.tensor(axis, device=like.device) * index % (2 * size)
+        turns = torch.tensor(list(axis), device=like.device) * index % (2 * size)
         angles = (angles[:, None, :, None] + turns.double()[:, None] * (math.pi / size)).flatten(2).flatten(0, 1)
     return torch.stack([angles.cos(), -angles.sin()]).to(like.dtype)
 
@@ -55,8 +55,18 @@ def square_into(result: Tensor, matrix: Tensor) -> None:
         torch.bmm(piece[0], piece[0], out=out[0])
         if len(piece) == 2:
             out[0].baddbmm_(piece[1], piece[1], alpha=-1)
-            mixed = torch.bmm(piece[0], piece[1])
-            torch.sub(mixed, mixed.mT, out=out[1])
+            # AB + BA: a second product costs less than the transpose of the first.
+            torch.bmm(piece[0], piece[1], out=out[1]).baddbmm_(piece[1], piece[0])
+
+
+def square_rows(matrix: Tensor, first: int, last: int) -> Tensor:
+    """Rows ``first`` to ``last`` of the square, the columns from ``first`` on."""
+    real, imaginary = matrix.flatten(1, -3)
+    rows, columns = (slice(None), slice(first, last)), (slice(None), slice(None), slice(first, None))
+    result = matrix.new_empty(2, len(real), last - first, matrix.shape[-1] - first)
+    torch.bmm(real[rows], real[columns], out=result[0]).baddbmm_(imaginary[rows], imaginary[columns], alpha=-1)
+    torch.bmm(real[rows], imaginary[columns], out=result[1]).baddbmm_(imaginary[rows], real[columns])
+    return result.reshape(*matrix.shape[:3], *result.shape[2:])
 
 
 def square_adjoint_(cotangent: Tensor, matrix: Tensor) -> None:

@@ -5,6 +5,7 @@ The symbol of the filter K_(t+1) is G_t = G^(2^(t-1)). A_ij = Σ_x |K_(t+1)[i,j,
 taps per axis, is computed on a grid of that many frequencies, where its powers are small matrix products.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,13 +13,15 @@ from torch import Tensor
 
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.geometry.symbol import FrequencyGrid
-from gramcert.rescaling.gram_filter import lags
+from gramcert.rescaling.gram_filter import absolute_sums, gram_filter, lags
 from gramcert.rescaling.hermitian import (
     PIECE_BYTES,
     FilterTransform,
     evaluate,
     evaluate_adjoint,
     evaluation_table,
+    square_adjoint_,
+    square_rows,
 )
 from gramcert.rescaling.powers import Powers
 
@@ -29,65 +32,73 @@ KEPT_BYTES = 2**26
 MOST_BYTES = 2**31
 
 
-def filter_sums(gram: Tensor, taps: tuple[int, ...], iterations: int, call: str) -> tuple[Tensor, Tensor]:
+def filter_sums(kernels: Tensor, iterations: int, call: str) -> tuple[Tensor, Tensor]:
     """The matrices A of each group as A = exp(2^t·h)·Â.
 
     Args:
-        gram: the filter of G, shape (lags, groups, rows, rows), with entries of moderate size.
-        taps: of the kernel, per axis.
+        kernels: shape (groups, rows, columns, *taps), with rows of moderate size.
         iterations: t.
         call: name of the public function, for errors.
 
     Returns:
         Â of shape (groups, rows, rows), differentiable, and h of shape (groups,), constant.
     """
+    groups, rows, _, *taps = kernels.shape
     if iterations == 1:
-        return gram.abs().sum(0), gram.new_zeros(gram.shape[1])
+        return absolute_sums(kernels), kernels.new_zeros(groups)
     grid = FrequencyGrid.unshifted(tuple(2**iterations * (size - 1) + 1 for size in taps))
-    needed = 2 * len(grid) * gram[0].numel() * gram.element_size()
+    needed = 2 * len(grid) * groups * rows**2 * kernels.element_size()
     if needed > MOST_BYTES:
         raise ValueError(
             f"{call}(iterations={iterations}): the filter has {'×'.join(map(str, grid.sizes))} taps and takes "
             f"{needed / 2**30:.3g} GiB, more than {MOST_BYTES / 2**30:.0f}; use fewer iterations or form='frequency'"
         )
-    keep = gram.requires_grad and torch.is_grad_enabled() and needed * (iterations - 1) <= KEPT_BYTES
-    sums, log, *_ = run(_FilterSums, gram, grid, taps, iterations, keep)
+    keep = kernels.requires_grad and torch.is_grad_enabled() and needed * (iterations - 1) <= KEPT_BYTES
+    sums, log, *_ = run(_FilterSums, gram_filter(kernels), grid, tuple(taps), iterations, keep)
     return sums, log
 
 
 class _FilterSums(torch.autograd.Function):
-    """Keeps the signs of the filter, and the iterates where they are small."""
+    """Keeps the signs of the filter, and the iterates where they are small.
+
+    K_(t+1)[j,i,x] = K_(t+1)[i,j,-x], so a block of rows needs only the columns from its first row on. The last product
+    is made block by block and transformed at once, which spares memory: fresh memory costs as much as the products.
+    """
 
     @staticmethod
     def forward(
         gram: Tensor, grid: FrequencyGrid, taps: tuple[int, ...], iterations: int, keep: bool
     ) -> tuple[Tensor, ...]:
-        powers = Powers.of(evaluate(evaluation_table(grid, lags(taps), gram), gram), iterations)
-        transform, spectrum = FilterTransform(grid, gram), powers.iterates[-1]
-        log = powers.log.amax(0)
-        if powers.scales:
-            spectrum *= powers.weights(iterations, log)[..., None, None]
-        columns = spectrum.flatten(2)
-        signs = torch.empty(transform.places, columns.shape[2], dtype=torch.int8, device=gram.device)
-        sums = gram.new_empty(columns.shape[2])
-        # A is symmetric, but columns of half of it would have to be gathered, which costs what it saves.
-        for part in _panels(grid, gram, columns.shape[2]):
-            values = transform(columns[:, :, part])
-            signs[:, part] = torch.sign(values)
-            sums[part] = values.abs_().sum(0)
-        kept = [*powers.iterates[:-1], *powers.scales] if keep else []
-        return sums.reshape(gram.shape[1:]), log, signs, powers.log, *kept
+        powers = Powers.of(evaluate(evaluation_table(grid, lags(taps), gram), gram), iterations - 1)
+        transform, log = FilterTransform(grid, gram), powers.log.amax(0)
+        groups, order = gram.shape[1:3]
+        sums, blocks = gram.new_empty(groups, order, order), _blocks(grid, gram)
+        signs = torch.empty(transform.places, blocks[-1].signs.stop, dtype=torch.int8, device=gram.device)
+        for block in blocks:
+            rows = square_rows(powers.iterates[-1], block.first, block.last)
+            if powers.scales:
+                rows *= powers.weights(iterations, log)[..., None, None]
+            values = transform(rows.flatten(2))
+            signs[:, block.signs] = torch.sign(values)
+            part = values.abs_().sum(0).reshape(groups, -1, order - block.first)
+            sums[:, block.first : block.last, block.first :] = part
+            sums[:, block.first :, block.first : block.last] = part.mT
+        kept = [*powers.iterates, *powers.scales] if keep else []
+        return sums, log, signs, powers.log, *kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         gram, ctx.grid, ctx.taps, ctx.iterations, _ = inputs
         _, *constants = output
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*constants)
         ctx.save_for_backward(gram, *constants)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None, None]:
         """The derivative of A_ij is sgn(K_(t+1)[i,j,x]), whose transform is the cotangent of G_t."""
+        if grad is None:
+            return None, None, None, None, None
         gram, log, signs, logs, *kept = ctx.saved_tensors
         grid, iterations = ctx.grid, ctx.iterations
         table, transform = evaluation_table(grid, lags(ctx.taps), gram), FilterTransform(grid, gram)
@@ -95,20 +106,25 @@ class _FilterSums(torch.autograd.Function):
             if torch.is_grad_enabled():  # for second derivatives, through torch's own rules
                 powers = Powers.of(evaluate(table, gram), iterations)
                 weighted = powers.iterates[-1] * powers.weights(iterations, log)[..., None, None]
-                value = (transform(weighted.flatten(2)) * signs).sum(0).reshape(grad.shape)
+                value = transform(weighted.flatten(2)).abs().sum(0).reshape(grad.shape)
                 (gradient,) = torch.autograd.grad(value, gram, grad, create_graph=True)
                 return gradient, None, None, None, None
             if kept:
-                powers = Powers([*kept[: iterations - 1], kept[0]], kept[iterations - 1 :], logs)
+                powers = Powers(kept[: iterations - 1], kept[iterations - 1 :], logs)
             else:
-                powers = Powers.of(evaluate(table, gram), iterations)
-            symmetric = ((grad + grad.mT) / 2).flatten()
+                powers = Powers.of(evaluate(table, gram), iterations - 1)
+            symmetric = (grad + grad.mT) / 2
             cotangent = gram.new_empty(2, len(grid), *gram.shape[1:])
-            columns = cotangent.flatten(2)
-            for part in _panels(grid, gram, columns.shape[2]):
-                columns[:, :, part] = transform.adjoint(signs[:, part] * symmetric[part])
+            for block in _blocks(grid, gram):
+                here, rest = slice(block.first, block.last), slice(block.first, None)
+                spectra = transform.adjoint(signs[:, block.signs] * symmetric[:, here, rest].flatten())
+                spectra = spectra.reshape(*cotangent[..., here, rest].shape)
+                cotangent[..., here, rest] = spectra
+                cotangent[0, ..., rest, here] = spectra[0].mT
+                cotangent[1, ..., rest, here] = -spectra[1].mT
             if powers.scales:
                 cotangent *= powers.weights(iterations, log)[..., None, None]
+            square_adjoint_(cotangent, powers.iterates[-1])
             powers.pull_back_(cotangent)
             return evaluate_adjoint(table, cotangent), None, None, None, None
 
@@ -117,6 +133,22 @@ class _FilterSums(torch.autograd.Function):
         return run_on_each(_FilterSums, in_dims, *arguments)
 
 
-def _panels(grid: FrequencyGrid, like: Tensor, columns: int) -> list[slice]:
-    each = max(1, PIECE_BYTES // (len(grid) * like.element_size()))
-    return [slice(start, start + each) for start in range(0, columns, each)]
+@dataclass(frozen=True)
+class _Block:
+    """Rows ``first`` to ``last`` of A, and where the signs of its columns from ``first`` on are kept."""
+
+    first: int
+    last: int
+    signs: slice
+
+
+def _blocks(grid: FrequencyGrid, gram: Tensor) -> list[_Block]:
+    groups, order = gram.shape[1:3]
+    each = max(1, PIECE_BYTES // (2 * len(grid) * groups * order * gram.element_size()))
+    blocks, done = [], 0
+    for first in range(0, order, each):
+        last = min(first + each, order)
+        width = groups * (last - first) * (order - first)
+        blocks.append(_Block(first, last, slice(done, done + width)))
+        done += width
+    return blocks

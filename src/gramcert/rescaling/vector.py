@@ -103,7 +103,6 @@ def convolution_rescaling(
     iterations = checked_iterations(call, iterations, at_least=1)
     check_choice(call, "form", form, get_args(Form))
     check_choice(call, "side", side, get_args(Side))
-    require_finite(call, "layer", layer.kernel)
     kernels = reduced_kernels(grouped_kernels(layer), layer.stride, layer.dilation)
     channels = layer.in_channels if side == "input" else layer.out_channels
     if (side == "input") != layer.transposed:
@@ -119,26 +118,27 @@ def convolution_rescaling(
 
 def _root_sums(kernels: Tensor, q: Tensor, grid: FrequencyGrid | None, iterations: int, call: str) -> Tensor:
     """1/R for the rows of each group, 0 where all weights of a row are 0; a grid of ``None`` is the spatial form."""
-    scale = kernels.detach().abs().flatten(1).amax(1)
-    scaled = kernels / positive(scale).reshape(-1, *(1,) * (kernels.dim() - 1))
     taps = tuple(kernels.shape[3:])
-    groups, rows, columns = kernels.shape[:3]
-    energies = scaled.detach().flatten(2).square().sum(2)
-    unit = positive(energies.amax(1))
+    rows, columns = kernels.shape[1:3]
+    # Divided by their largest entry, squares neither overflow nor vanish; by the largest length of a row, G is
+    # moderate.
+    scale = kernels.detach().abs().flatten(1).amax(1)
+    if can_be_read(scale) and not bool(torch.isfinite(scale).all()):
+        require_finite(call, "layer", kernels)
+    column = (-1, *(1,) * (kernels.dim() - 1))
+    energies = (kernels.detach() / positive(scale).reshape(column)).flatten(2).square().sum(2)
+    scale = scale * energies.amax(1).sqrt()
+    scaled = kernels / positive(scale).reshape(column)
     if math.prod(taps) == 1 and rows > columns:
-        matrices = scaled.reshape(groups, rows, columns) / unit.sqrt()[:, None, None]
-        sums, log = tall_row_sums(matrices, q, iterations)
+        sums, log = tall_row_sums(scaled.flatten(2), q, iterations)
+    elif grid is None and math.prod(taps) > 1:
+        sizes, log = filter_sums(scaled, iterations, call)
+        sums = (sizes @ q[..., None])[..., 0] / q
     else:
-        gram = gram_filter(scaled) / unit[:, None, None]
-        if grid is None and math.prod(taps) > 1:
-            sizes, log = filter_sums(gram, taps, iterations, call)
-            sums = (sizes @ q[..., None])[..., 0] / q
-        else:
-            grid = grid or FrequencyGrid.unshifted(taps)
-            sums, log = largest_row_sums(gram, q, grid, taps, iterations)
+        grid = grid or FrequencyGrid.unshifted(taps)
+        sums, log = largest_row_sums(gram_filter(scaled), q, grid, taps, iterations)
     roots = sums.clamp_min(SMALLEST_SUM[sums.dtype]) ** (2.0**-iterations)
-    outside = scale * unit.sqrt() * torch.exp(log)
-    return torch.where(energies == 0, 0.0, roots * outside[:, None])
+    return torch.where(energies == 0, 0.0, roots * (scale * torch.exp(log))[:, None])
 
 
 def _frequencies(
