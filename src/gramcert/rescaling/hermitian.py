@@ -41,32 +41,33 @@ def evaluate_adjoint(table: Tensor, matrices: Tensor) -> Tensor:
 
 
 def square(matrix: Tensor) -> Tensor:
-    """(A + iB)² = (A² - B²) + i(AB - (AB)ᵀ)."""
-    if len(matrix) == 1:
-        return matrix @ matrix
-    real, imaginary = matrix
-    mixed = real @ imaginary
-    return torch.stack([real @ real - imaginary @ imaginary, mixed - mixed.mT])
-
-
-def square_into(result: Tensor, matrix: Tensor) -> None:
-    """The same into given memory, piece by piece: fresh memory costs more than the products."""
-    for out, piece in _pieces(result, matrix):
-        torch.bmm(piece[0], piece[0], out=out[0])
-        if len(piece) == 2:
-            out[0].baddbmm_(piece[1], piece[1], alpha=-1)
-            # AB + BA: a second product costs less than the transpose of the first.
-            torch.bmm(piece[0], piece[1], out=out[1]).baddbmm_(piece[1], piece[0])
+    """(A + iB)² = (A² - B²) + i(AB + BA)."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        real, *rest = matrix
+        if not rest:
+            return matrix @ matrix
+        return torch.stack([real @ real - rest[0] @ rest[0], real @ rest[0] + rest[0] @ real])
+    # Into one piece of memory, part by part: fresh memory costs more than the products. The second product of AB + BA
+    # costs less than the transpose of the first would.
+    result = torch.empty_like(matrix)
+    for out, part in _pieces(result, matrix):
+        torch.bmm(part[0], part[0], out=out[0])
+        if len(part) == 2:
+            out[0].baddbmm_(part[1], part[1], alpha=-1)
+            torch.bmm(part[0], part[1], out=out[1]).baddbmm_(part[1], part[0])
+    return result
 
 
 def square_rows(matrix: Tensor, first: int, last: int) -> Tensor:
-    """Rows ``first`` to ``last`` of the square, the columns from ``first`` on."""
+    """Rows ``first`` to ``last`` of the square, the columns from ``first`` on, for matrices with two parts."""
     real, imaginary = matrix.flatten(1, -3)
-    rows, columns = (slice(None), slice(first, last)), (slice(None), slice(None), slice(first, None))
-    result = matrix.new_empty(2, len(real), last - first, matrix.shape[-1] - first)
-    torch.bmm(real[rows], real[columns], out=result[0]).baddbmm_(imaginary[rows], imaginary[columns], alpha=-1)
-    torch.bmm(real[rows], imaginary[columns], out=result[1]).baddbmm_(imaginary[rows], real[columns])
-    return result.reshape(*matrix.shape[:3], *result.shape[2:])
+    top, b_top = real[:, first:last], imaginary[:, first:last]
+    right, b_right = real[:, :, first:], imaginary[:, :, first:]
+    parts = [
+        torch.bmm(top, right).baddbmm(b_top, b_right, alpha=-1),
+        torch.bmm(top, b_right).baddbmm(b_top, right),
+    ]
+    return torch.stack(parts).reshape(*matrix.shape[:3], last - first, -1)
 
 
 def square_adjoint_(cotangent: Tensor, matrix: Tensor) -> None:

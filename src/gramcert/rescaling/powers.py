@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramcert.rescaling.hermitian import square, square_adjoint_, square_into
+from gramcert.rescaling.hermitian import square, square_adjoint_
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Powers:
         iterates, scales = [first], []
         log = torch.zeros_like(first[0, ..., 0, 0])
         for step in range(2, iterations + 1):
-            product = _product(iterates[-1])
+            product = square(iterates[-1])
             if step < iterations:
                 largest = largest_diagonal(product[0])
                 scales.append(1 / largest)
@@ -61,11 +61,3 @@ def largest_diagonal(matrix: Tensor) -> Tensor:
     """The largest diagonal entry, a constant; 1 where rounding left nothing of the matrix, or a negative entry."""
     largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
     return torch.where(largest < torch.finfo(largest.dtype).tiny, 1.0, largest)
-
-
-def _product(matrix: Tensor) -> Tensor:
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return square(matrix)
-    result = torch.empty_like(matrix)
-    square_into(result, matrix)
-    return result

@@ -144,7 +144,7 @@ class _Block:
 
 def _blocks(grid: FrequencyGrid, gram: Tensor) -> list[_Block]:
     groups, order = gram.shape[1:3]
-    each = max(1, PIECE_BYTES // (2 * len(grid) * groups * order * gram.element_size()))
+    each = max(1, PIECE_BYTES // (4 * len(grid) * groups * order * gram.element_size()))
     blocks, done = [], 0
     for first in range(0, order, each):
         last = min(first + each, order)
