@@ -38,6 +38,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/enclosures.py
 	$(BIN)/python benchmarks/zero_padding.py
 	$(BIN)/python benchmarks/resnet18.py
+	$(BIN)/python benchmarks/rescaling.py
 
 clean:
 	rm -rf $(VENV) demo

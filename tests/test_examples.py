@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -16,7 +18,17 @@ def printed_by(name):
 
 
 def test_every_example_has_a_test():
-    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == ["enclose.py", "regularise.py"]
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == ["digits.py", "enclose.py", "regularise.py"]
+
+
+def test_digits():
+    """The network learns; certified accuracy is below clean accuracy and falls with the radius."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    constant, *accuracies = (float(line.split()[-1]) for line in printed_by("digits.py"))
+    assert 1 <= constant < 1 + 1e-6
+    assert accuracies[0] > 0.93
+    assert accuracies[1] > 0.8
+    assert accuracies == sorted(accuracies, reverse=True)
 
 
 def test_enclose():
