@@ -132,7 +132,7 @@ def share_of_a_step(**options) -> float:
 
     def rescalings() -> None:
         for block, cotangent in zip(blocks, cotangents, strict=True):
-            block.outer_weight(block.factors()).backward(cotangent)
+            block.outer_weight().backward(cotangent)
 
     for _ in range(6):
         for work, record in zip((rescalings, step), times, strict=True):

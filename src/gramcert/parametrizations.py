@@ -115,7 +115,8 @@ class SpectralRescaling(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The rescaled weight; R is computed in float32 or better."""
-        full = full_weight(weight)
+        # The rescaled weight does not depend on the scale, which might be near the ends of the range of numbers.
+        full = _moderate(weight)
         layer = self.geometry.describe(full)
         factors = convolution_rescaling(
             layer,
@@ -148,7 +149,7 @@ class SpectralNormalization(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The normalised weight; zero stays zero."""
-        full = full_weight(weight)
+        full = _moderate(weight)
         norm = norm2(self.geometry.describe(full), self.geometry.input_size, self.iterations)
         return (full / positive(norm)).to(weight.dtype)
 
@@ -167,6 +168,12 @@ def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor) -> Tenso
     shape = (-1, 1) if layer.transposed else (1, -1)
     grouped = weight.reshape(layer.groups, -1, *weight.shape[1:])
     return (grouped * factors.reshape(layer.groups, *shape, *(1,) * (weight.dim() - 2))).reshape(weight.shape)
+
+
+def _moderate(weight: Tensor) -> Tensor:
+    """The weight divided by its largest entry, in float32 or better."""
+    full = full_weight(weight)
+    return full / positive(full.detach().abs().amax())
 
 
 def _register(module: nn.Module, name: str, map_: nn.Module) -> nn.Module:

@@ -117,6 +117,23 @@ def square_norm(vector: Tensor) -> tuple[float, float]:
     return down(down(total / (1 + error)) - lost), up(up(total * (1 + 2 * error)) + lost)
 
 
+def row_norms_up(rows: Tensor) -> Tensor:
+    """Upper bounds of the Euclidean norms of float64 rows."""
+    terms = rows.shape[-1]
+    squares = rows.square().sum(-1) * (1 + 2 * gamma(terms + 2)) + underflow(2 * terms)
+    return next_up(next_up(squares).sqrt())
+
+
+def next_up(values: Tensor) -> Tensor:
+    """The next floats above."""
+    return torch.nextafter(values, torch.full_like(values, math.inf))
+
+
+def next_down(values: Tensor) -> Tensor:
+    """The next floats below."""
+    return torch.nextafter(values, torch.full_like(values, -math.inf))
+
+
 def norm_down(vector: Tensor) -> float:
     """Lower bound of the Euclidean norm."""
     return root_down(square_norm(vector)[0])

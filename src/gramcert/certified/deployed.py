@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.arguments import Sizes
-from gramcert.certified.choose import enclose
+from gramcert.certified.choose import as_convolution, enclose
 from gramcert.certified.gram_symbol import crude_norm
 from gramcert.certified.work import Work
 from gramcert.geometry.convolution import Convolution
-from gramcert.rounding import gamma, root_up, underflow, up
+from gramcert.rounding import gamma, underflow, up
 
 # Tolerances tried one after the other, while the norm may be 1.
 TOLERANCES = (1e-3, 1e-5, 1e-7, 1e-9)
@@ -23,6 +23,9 @@ NEAR_ONE = 1 + 1e-4
 # The norm of rounding errors need not be known better than this.
 COARSE = 0.1
 
+# In place of factors that are 0.
+TINY_FACTOR = 2.0**-400
+
 MAX_BYTES = 2**31
 MAX_SECONDS = 60.0
 
@@ -30,9 +33,10 @@ MAX_SECONDS = 60.0
 def norm_upper(call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None) -> float:
     """Certified upper bound of the norm of a layer, as tight as 1e-3, and much tighter where the norm may be 1."""
     upper = float("inf")
+    description = as_convolution(call, layer)  # once: a parametrisation may give other weights the next time
     work = Work(MAX_BYTES, MAX_SECONDS, call=call)
     for tol in TOLERANCES:
-        found = enclose(call, layer, input_size, tol, work)
+        found = enclose(call, description, input_size, tol, work)
         upper = min(upper, found.upper)
         if upper <= 1 or found.lower > NEAR_ONE or not found.tol_reached:
             break
@@ -40,29 +44,26 @@ def norm_upper(call: str, layer: nn.Module | Convolution | Tensor, input_size: S
 
 
 def residual_upper(call: str, layer: Convolution, outer: Tensor, factors: Tensor, input_size: Sizes | None) -> float:
-    r"""Certified constant of x ↦ x - Vᵀφ(Wx + b) for φ elementwise with slopes in [0, 1] and V = ΛW + Δ.
+    r"""Certified constant of x ↦ x - Vᵀφ(Wx + b) for φ elementwise with slopes in [0, 1] and V = 2R²W + Δ.
 
-    W is the convolution ``layer`` (of stride 1, zero padding), V the same with the kernel ``outer``, Λ the diagonal
-    matrix of the ``factors`` of the output channels, Δ what rounding made of their product. The Jacobian is
+    W is the convolution ``layer`` (of stride 1, zero padding), V the same with the kernel ``outer``, R the diagonal
+    matrix of ``factors`` of the output channels, Δ what rounding made of their product. The Jacobian is
 
-        I - VᵀDW = (I - WᵀΛDW) - ΔᵀDW,    0 <= D <= I diagonal.
+        I - VᵀDW = (I - 2WᵀR²DW) - ΔᵀDW,    0 <= D <= I diagonal.
 
-    With P = (Λ/2)^½ the first part is symmetric with eigenvalues between 1 - 2‖PW‖² and 1, and the second is at most
-    ‖P^-1Δ‖·‖PW‖.
+    The first part is symmetric with eigenvalues between 1 - 2‖RW‖² and 1, and the second is at most ‖R^-1Δ‖·‖RW‖. Any
+    positive R is valid; it should be near the one that V was made with.
     """
     weight, outer, factors = (tensor.detach().cpu().double() for tensor in (layer.kernel, outer, factors))
-    column = (-1, *(1,) * (weight.dim() - 1))
-    # Any P with P² >= Λ/2 serves; where a factor is 0, so is the row of W, and 1 does no harm.
-    roots = torch.tensor([root_up(float(factor) / 2) if factor else 1.0 for factor in factors], dtype=torch.float64)
-    roots, factors = roots.reshape(column), factors.reshape(column)
-    scaled = weight * roots
+    # A row that was given up, R = 0, has V = 0: a tiny R makes both terms of it tiny.
+    factors = torch.where(factors > TINY_FACTOR, factors, TINY_FACTOR).reshape(-1, *(1,) * (weight.dim() - 1))
+    scaled, quotient = weight * factors, outer / factors
+    spread = quotient - 2 * scaled  # R^-1·Δ
     inner = up(norm_upper(call, _with(layer, scaled), input_size) + _rounding(scaled))
-    product = weight * factors
-    spread = (outer - product) / roots
     work = Work(MAX_BYTES, MAX_SECONDS, call=call)
-    outer_error = enclose(call, _with(layer, spread), input_size, COARSE, work).upper
-    outer_error = up(outer_error + _rounding(product.abs() / roots + spread.abs()))
-    return up(max(1.0, up(up(2 * up(inner * inner)) - 1)) + up(outer_error * inner))
+    error = enclose(call, _with(layer, spread), input_size, COARSE, work).upper
+    error = up(error + _rounding(quotient.abs() + 4 * scaled.abs()))
+    return up(max(1.0, up(up(2 * up(inner * inner)) - 1)) + up(error * inner))
 
 
 def _with(layer: Convolution, kernel: Tensor) -> Convolution:

@@ -1,5 +1,6 @@
 """What a convolution layer is: an immutable description that can be applied, transposed and written as a matrix."""
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -159,7 +160,7 @@ class Convolution:
         weight = effective_weight("Convolution.of", layer, base)
         if getattr(type(layer), "_conv_forward", None) is not getattr(base, "_conv_forward", None):
             raise TypeError(f"Convolution.of({name}): it overrides {base.__name__}._conv_forward, so it is unknown")
-        return cls(
+        result = cls(
             weight,
             layer.stride,  # type: ignore[arg-type]
             layer.padding,  # type: ignore[arg-type]
@@ -169,6 +170,11 @@ class Convolution:
             bool(layer.transposed),
             layer.output_padding,  # type: ignore[arg-type]
         )
+        # For all modes but zeros torch pads by an attribute that was computed from the padding at construction.
+        padded = [amount for pair in reversed(result.padding) for amount in pair]
+        if result.padding_mode != "zeros" and list(vars(layer)["_reversed_padding_repeated_twice"]) != padded:
+            raise TypeError(f"Convolution.of({name}): its padding was changed after construction, which torch ignores")
+        return result
 
     @property
     def axes(self) -> int:
@@ -330,7 +336,11 @@ def require_plain_forward(call: str, layer: nn.Module, base: type[nn.Module]) ->
         raise TypeError(f"{call}({name}): it overrides {base.__name__}.forward, so what it computes is unknown")
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
         raise ValueError(f"{call}({name}): the layer has no weights yet; run it once on an input first")
-    hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values()]
+    replaced = [attribute for attribute in vars(layer) if inspect.isfunction(getattr(type(layer), attribute, None))]
+    if replaced:
+        raise TypeError(f"{call}({name}): its {replaced[0]} was replaced, so what it computes is unknown")
+    everywhere = [getattr(nn.modules.module, f"_global_forward_{kind}", {}) for kind in ("pre_hooks", "hooks")]
+    hooks = [hook for hooks in (layer._forward_pre_hooks, layer._forward_hooks, *everywhere) for hook in hooks.values()]
     if hooks:
         hook = getattr(hooks[0], "__name__", type(hooks[0]).__name__)
         raise TypeError(

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from gramcert.arguments import require_finite
 from gramcert.nn.head import UnitRows
 from gramcert.nn.layer import Layer, expected
 from gramcert.nn.torch_layers import Size
@@ -101,6 +102,7 @@ class Householder(Layer):
     def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
         """max(1, 2‖v‖² - 1)."""
         normals = self.normals.detach().cpu().double()
+        require_finite(call, "Householder.normals", normals)
         largest = max(square_norm(normal)[1] for normal in normals)
         return max(1.0, up(2 * largest - 1)), size
 

@@ -45,16 +45,21 @@ def export(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"export(model): expected a torch.nn.Module, got {type(model).__name__}")
-    return _plain(copy.deepcopy(model).eval())
+    return _plain(copy.deepcopy(model).eval(), {})
 
 
-def _plain(module: nn.Module) -> nn.Module:
-    if parametrize.is_parametrized(module):
-        module = _baked(module)
-    for name, child in module.named_children():
-        setattr(module, name, _plain(child))
-    is_ours = type(module).__module__.startswith("gramcert.")
-    return module.plain().eval() if is_ours and isinstance(module, Exportable) else module
+def _plain(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """The plain form of a module; one that occurs twice stays one."""
+    if module in done:
+        return done[module]
+    plain = _baked(module) if parametrize.is_parametrized(module) else module
+    for name, child in list(plain._modules.items()):
+        if child is not None:
+            setattr(plain, name, _plain(child, done))
+    if type(plain).__module__.startswith("gramcert.") and isinstance(plain, Exportable):
+        plain = plain.plain().eval()
+    done[module] = plain
+    return plain
 
 
 def _baked(module: nn.Module) -> nn.Module:

@@ -32,6 +32,7 @@ class Residual(Layer):
         super().__init__()
         if weight is not None and not 0 <= weight <= 1:
             raise ValueError(f"Residual(weight={weight}): expected a number from 0 to 1, or None")
+        _require_no_overwriting("Residual", module)
         self.module = module
         # As float32, and so exact in every type that a model may have but half precision.
         self.weight = None if weight is None else float(torch.tensor(weight, dtype=torch.float32))
@@ -40,10 +41,14 @@ class Residual(Layer):
     def compute(self, x: Tensor) -> Tensor:
         """The weighted sum."""
         y: Tensor = self.module(x)
+        if not isinstance(y, torch.fx.Proxy) and y.shape != x.shape:
+            raise ValueError(f"Residual(module): expected an output of shape {tuple(x.shape)}, got {tuple(y.shape)}")
+        y = y.reshape_as(x)  # so that a traced copy refuses other shapes too, where a sum would repeat entries
         return x + y if self.weight is None else self.keep * x + self.weight * y
 
     def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
         """Triangle inequality."""
+        _require_no_overwriting(f"{call}(Residual)", self.module)
         constant, after = constant_and_size(call, self.module, size)
         if size is not None and after != size:
             raise ValueError(f"{call}(Residual): its module turns size {size} into {after}, so they cannot be added")
@@ -68,8 +73,15 @@ class Concatenation(Layer):
         super().__init__()
         if not modules:
             raise ValueError("Concatenation(): expected at least one module")
+        for module in modules:
+            _require_no_overwriting("Concatenation", module)
         self.parts = nn.ModuleList(modules)
-        self.factor = root_float32(Fraction(1, len(modules))) if normalized else 1.0
+        self.normalized = normalized
+
+    @property
+    def factor(self) -> float:
+        """1/√m rounded down, or 1."""
+        return root_float32(Fraction(1, len(self.parts))) if self.normalized else 1.0
 
     def compute(self, x: Tensor) -> Tensor:
         """The parts side by side."""
@@ -77,14 +89,23 @@ class Concatenation(Layer):
 
     def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
         """The root of the sum of squares."""
+        for part in self.parts:
+            _require_no_overwriting(f"{call}(Concatenation)", part)
         found = [constant_and_size(call, part, size) for part in self.parts]
         sizes = {after for _, after in found}
         if len(sizes) > 1:
             raise ValueError(f"{call}(Concatenation): its parts turn size {size} into different ones, {sizes}")
         constants = [constant for constant, _ in found]
-        if all(constant <= 1 for constant in constants) and self.factor < 1:
+        if all(constant <= 1 for constant in constants) and self.normalized:
             return 1.0, sizes.pop()  # the factor is at most 1/√m
         squares = 0.0
         for constant in constants:
             squares = up(squares + up(constant * constant))
         return times(self.factor, root_up(squares)), sizes.pop()
+
+
+def _require_no_overwriting(call: str, module: nn.Module) -> None:
+    """Refuse parts that may overwrite an input that is used again."""
+    for part in module.modules():
+        if getattr(part, "inplace", False):
+            raise ValueError(f"{call}: {type(part).__name__}(inplace=True) may overwrite the input; set inplace=False")

@@ -63,7 +63,8 @@ def constant_and_size(call: str, module: nn.Module, size: Size) -> tuple[float, 
         require_plain_forward(call, module, nn.Sequential)
         return chain(call, list(module), size)
     if isinstance(module, nn.Linear):
-        return norm_upper(call, module, None), size
+        # It acts on the last axis, which it makes longer or shorter.
+        return norm_upper(call, module, None), (*size[:-1], module.out_features) if size else size
     if isinstance(module, LAYERS):
         return norm_upper(call, module, size), Convolution.of(module).output_size(size, call=call) if size else None
     require_plain_forward(call, module, type(module))
@@ -83,7 +84,13 @@ def times(first: float, second: float) -> float:
     """Upper bound of a product; exact where a factor is 1."""
     if first == 1 or second == 1:
         return second if first == 1 else first
+    if first == 0 or second == 0:  # also where the other has overflowed to infinity
+        return 0.0
     return up(first * second)
+
+
+# What a subclass may redefine without changing what the layer computes.
+_HARMLESS = {"reset_parameters", "extra_repr"}
 
 
 def _require_own_guarantee(call: str, module: nn.Module) -> None:
@@ -92,8 +99,11 @@ def _require_own_guarantee(call: str, module: nn.Module) -> None:
     for kind in type(module).__mro__:
         if "guarantee" in vars(kind):
             return
-        if {"forward", "compute"} & vars(kind).keys() and not kind.__module__.startswith("gramcert."):
-            raise TypeError(f"{call}({kind.__name__}): it overrides what it computes, but has no guarantee(call, size)")
+        changed = {name for name in vars(kind) if not name.startswith("__")} - _HARMLESS
+        inherited = {name for name in changed if any(callable(getattr(base, name, None)) for base in kind.__bases__)}
+        if inherited and not kind.__module__.startswith("gramcert."):
+            names = ", ".join(sorted(inherited))
+            raise TypeError(f"{call}({kind.__name__}): it overrides {names}, but has no guarantee(call, size)")
 
 
 def _axes(module: nn.Module) -> int | None:

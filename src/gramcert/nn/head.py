@@ -6,7 +6,7 @@ from torch.nn.utils import parametrize
 
 from gramcert.bounds.gram import positive
 from gramcert.geometry.convolution import full_weight
-from gramcert.rounding import norm_up, up
+from gramcert.rounding import next_down, next_up, row_norms_up
 
 
 class UnitRows(nn.Module):
@@ -77,24 +77,13 @@ class NormalizedLinear(nn.Linear):
         if not bool(torch.isfinite(values).all()):
             raise ValueError("NormalizedLinear.radius(logits): expected finite logits")
         top, winner = values.max(1)
-        distances = self._distances(lipschitz)[winner]
-        # nextafter after each operation: the quotient of two rounded numbers is rounded down twice, the rest is exact
-        # or rounded once.
-        margins = _down(top[:, None] - values)
-        radii = _down(margins / distances)
+        margins = next_down(top[:, None] - values)
+        radii = next_down(margins / self._distances(lipschitz)[winner])
         return radii.scatter(1, winner[:, None], float("inf")).amin(1).clamp_min(0).to(logits.device)
 
     def _distances(self, lipschitz: float) -> Tensor:
-        """L·‖w_i - w_j‖ rounded up; the differences of float32 numbers may be rounded in float64, by one unit each."""
+        """L·‖w_i - w_j‖ rounded up."""
         rows = self.weight.detach().cpu().double()
-        table = [[norm_up(_away(first - second)) for second in rows] for first in rows]
-        return torch.tensor([[up(lipschitz * entry) for entry in row] for row in table], dtype=torch.float64)
-
-
-def _down(values: Tensor) -> Tensor:
-    return torch.nextafter(values, values.new_tensor(-float("inf")))
-
-
-def _away(values: Tensor) -> Tensor:
-    """The next float away from zero."""
-    return torch.nextafter(values, torch.sign(values) * float("inf")).where(values != 0, 0.0)
+        # Differences are rounded once: the next float away from zero is beyond the exact one.
+        norms = torch.stack([row_norms_up(next_up((rows - row).abs())) for row in rows])
+        return next_up(norms * lipschitz)

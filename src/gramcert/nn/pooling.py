@@ -28,7 +28,11 @@ class _Pool(Layer):
         self.stride = self.kernel_size
         if stride is not None:
             self.stride = axis_sizes(name, "stride", stride, self.axes, what=name)
-        self.overlap = math.prod(map(windows_per_place, self.kernel_size, self.stride))
+
+    @property
+    def overlap(self) -> int:
+        """In how many windows a place can be."""
+        return math.prod(windows_per_place(*axis) for axis in zip(self.kernel_size, self.stride, strict=True))
 
     def check(self, x: Tensor) -> None:
         """A window must fit."""

@@ -11,17 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, checked_iterations
+from gramcert.arguments import Sizes, axis_sizes, checked_iterations, require_finite
 from gramcert.bounds.gram import positive
 from gramcert.bounds.layer import norm2
 from gramcert.certified.deployed import residual_upper
-from gramcert.geometry.convolution import Convolution, full_weight
+from gramcert.geometry.convolution import Convolution, full_weight, require_plain_forward
 from gramcert.nn.layer import expected
 from gramcert.nn.slopes import slopes
 from gramcert.nn.torch_layers import Size
 from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling
 
 Rescaling = Literal["sr", "aol", "sn"]
+
+# exp of more would be out of the range of float32 after a product; any positive q is valid.
+LARGEST_LOG_Q = 30.0
 
 _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -70,34 +73,52 @@ class _Residual(nn.Module):
         if self.log_q is not None:
             nn.init.zeros_(self.log_q)
 
-    def inner(self) -> Convolution:
-        """Wᵀ as a convolution from the channels to the hidden ones."""
-        weight = full_weight(self.weight)
-        return Convolution(weight if self.padding else weight[:, :, None], padding=self.padding or 0)
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer itself."""
+        raise NotImplementedError
 
-    def factors(self) -> Tensor:
-        """2R², one per hidden channel, in float32 or better."""
-        name, inner = type(self).__name__, self.inner()
+    def outer_weight(self) -> Tensor:
+        """2R²Wᵀ, the weight that leads back to the channels, in the layout of the inner one."""
+        return self._rescaled()[0]
+
+    def _rescaled(self) -> tuple[Tensor, Tensor]:
+        """The outer weight, and R in float64.
+
+        R of W/s is s·R, whatever the scale s. Computed so, nothing overflows: R² alone might.
+        """
+        weight = full_weight(self.weight)
+        scale = positive(weight.detach().abs().amax())
+        factors = self._factors(weight / scale)
+        column = factors.reshape(-1, *(1,) * (weight.dim() - 1))
+        outer = (2 * column.square() * (weight / scale)) / scale
+        return outer.to(self.weight.dtype), factors.detach().double() / scale.double()
+
+    def _factors(self, weight: Tensor) -> Tensor:
+        """R of a weight, one factor per hidden channel, in float32 or better."""
+        inner = self._convolution(weight)
         if self.rescaling == "sn":
             norm = norm2(inner, self.input_size, self.iterations)
-            scale = torch.where(norm == 0, 0.0, 2 / positive(norm).square())
-            return scale.expand(len(self.bias))
-        q = None if self.log_q is None else torch.exp(full_weight(self.log_q))
-        factors = convolution_rescaling(
+            return torch.where(norm == 0, 0.0, 1 / positive(norm)).expand(len(self.bias))
+        q = None if self.log_q is None else torch.exp(full_weight(self.log_q).clamp(-LARGEST_LOG_Q, LARGEST_LOG_Q))
+        name = type(self).__name__
+        return convolution_rescaling(
             inner, self.iterations, q=q, form=self.form, input_size=self.input_size, side="output", call=name
         )
-        return 2 * factors.square()
 
-    def outer_weight(self, factors: Tensor) -> Tensor:
-        """2R²Wᵀ, the weight that leads back to the channels, in the layout of the inner one."""
-        weight = full_weight(self.weight)
-        return (weight * factors.reshape(-1, *(1,) * (weight.dim() - 1))).to(self.weight.dtype)
+    def _convolution(self, weight: Tensor) -> Convolution:
+        """A weight as a convolution from the channels to the hidden ones."""
+        return Convolution(weight, padding=self.padding) if self.padding else Convolution(weight[:, :, None])
 
     def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
         """Its certified constant with the weights as they are, and the spatial size of its output."""
+        require_plain_forward(call, self.activation, type(self.activation))
+        _checked(call, self.activation)
         with torch.no_grad():
-            inner, factors = self.inner(), self.factors()
-            outer = full_weight(self.outer_weight(factors)).reshape(inner.kernel.shape)
+            outer, factors = self._rescaled()
+        inner = self._convolution(full_weight(self.weight))
+        outer = full_weight(outer).reshape(inner.kernel.shape)
+        for weight in (inner.kernel, outer):
+            require_finite(call, type(self).__name__, weight)
         return residual_upper(call, inner, outer, factors, size if self.padding else None), size
 
     def extra_repr(self) -> str:
@@ -149,7 +170,7 @@ class SLLLinear(_Residual):
         if x.shape[-1] != self.weight.shape[1]:
             raise expected(self, f"(..., {self.weight.shape[1]})", x)
         hidden = self.activation(F.linear(x, self.weight, self.bias))
-        return x - F.linear(hidden, self.outer_weight(self.factors()).mT)
+        return x - F.linear(hidden, self.outer_weight().mT)
 
     def plain(self) -> nn.Module:
         """Torch's own layers with the weights as they are."""
@@ -157,7 +178,7 @@ class SLLLinear(_Residual):
         options = {"device": self.weight.device, "dtype": self.weight.dtype}
         inner = nn.utils.skip_init(nn.Linear, features, hidden, **options)
         outer = nn.utils.skip_init(nn.Linear, hidden, features, bias=False, **options)
-        return _plain(self, inner, outer, self.outer_weight(self.factors()).mT)
+        return _plain(self, inner, outer, self.outer_weight().mT)
 
 
 class _ResidualConv(_Residual):
@@ -192,7 +213,7 @@ class _ResidualConv(_Residual):
             raise expected(self, f"(batch, {self.weight.shape[1]}, {self.axes} sizes)", x)
         convolve, transpose = _CONVOLVE[self.axes - 1], _TRANSPOSE[self.axes - 1]
         hidden = self.activation(convolve(x, self.weight, self.bias, padding=self.padding))
-        result: Tensor = x - transpose(hidden, self.outer_weight(self.factors()), padding=self.padding)
+        result: Tensor = x - transpose(hidden, self.outer_weight(), padding=self.padding)
         return result
 
     def plain(self) -> nn.Module:
@@ -201,7 +222,7 @@ class _ResidualConv(_Residual):
         options = {"padding": self.padding, "device": self.weight.device, "dtype": self.weight.dtype}
         inner = nn.utils.skip_init(_CONV[self.axes - 1], channels, hidden, tuple(taps), **options)
         outer = nn.utils.skip_init(_CONV_TRANSPOSE[self.axes - 1], hidden, channels, tuple(taps), bias=False, **options)
-        return _plain(self, inner, outer, self.outer_weight(self.factors()))
+        return _plain(self, inner, outer, self.outer_weight())
 
 
 class SLLConv1d(_ResidualConv):

@@ -1,5 +1,7 @@
 """Between which numbers the slopes of elementwise activations of torch lie."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -15,7 +17,6 @@ _UNIT = (
     nn.Hardtanh,
     nn.Softshrink,
     nn.Tanhshrink,
-    nn.CELU,
 )
 
 
@@ -25,7 +26,7 @@ def slopes(activation: nn.Module) -> tuple[float, float] | None:
     Only exact classes count: a subclass may compute something else.
     """
     kind, options = type(activation), vars(activation)
-    if kind is nn.CELU and not options["alpha"] > 0:
+    if any(isinstance(value, float) and not math.isfinite(value) for value in options.values()):
         return None
     if kind in _UNIT:
         return 0.0, 1.0

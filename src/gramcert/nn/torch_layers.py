@@ -24,6 +24,8 @@ def torch_constant(call: str, module: nn.Module, size: Size) -> tuple[float, Siz
     if type(module) is nn.Flatten:
         return 1.0, None if size is None else ()
     if type(module) in (nn.PixelShuffle, nn.PixelUnshuffle):
+        if size is not None and len(size) != 2:
+            raise ValueError(f"{call}({name}): expected 2 spatial sizes, got {size}")
         return 1.0, _shuffled(module, size)
     if type(module) in _POOLING:
         return _pooled(call, module, size)
@@ -48,6 +50,13 @@ def pooled_size(size: Size, taps: tuple[int, ...], stride: tuple[int, ...]) -> S
     return tuple((n - k) // s + 1 for n, k, s in zip(size, taps, stride, strict=True))
 
 
+def _windows(size: int, taps: int, stride: int, padding: int, dilation: int, *, round_up: bool) -> int:
+    """How many windows torch's pooling takes: rounded up, but none that begins beyond the input."""
+    room = size + 2 * padding - dilation * (taps - 1) - 1
+    count = (-(-room // stride) if round_up else room // stride) + 1
+    return count - 1 if round_up and (count - 1) * stride >= size + padding else count
+
+
 def _shuffled(module: nn.Module, size: Size) -> Size:
     if size is None:
         return None
@@ -63,21 +72,19 @@ def _pooled(call: str, module: Any, size: Size) -> tuple[float, Size]:
     axes = int(name[-2])
 
     def per_axis(value: Any) -> tuple[int, ...]:
-        return (value,) * axes if isinstance(value, int) else tuple(value)
+        values = (value,) if isinstance(value, int) else tuple(value)
+        return values * axes if len(values) == 1 else values
 
     taps, stride, padding = per_axis(module.kernel_size), per_axis(module.stride), per_axis(module.padding)
     is_average = isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d))
     dilation = (1,) * axes if is_average else per_axis(module.dilation)
-    overlap = math.prod(map(windows_per_place, taps, stride, dilation))
+    overlap = math.prod(windows_per_place(*axis) for axis in zip(taps, stride, dilation, strict=True))
     sizes: Size = None
     if size is not None:
         if len(size) != axes:
             raise ValueError(f"{call}({name}): expected {axes} spatial sizes, got {size}")
-        round_up = module.ceil_mode
-        sizes = tuple(
-            -((n + 2 * p - d * (k - 1) - 1) // -s) + 1 if round_up else (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, k, s, p, d in zip(size, taps, stride, padding, dilation, strict=True)
-        )
+        steps = zip(size, taps, stride, padding, dilation, strict=True)
+        sizes = tuple(_windows(*step, round_up=module.ceil_mode) for step in steps)
     if not is_average:
         if module.return_indices:
             raise TypeError(f"{call}({name}): with return_indices it has two outputs")

@@ -42,12 +42,8 @@ class Powers:
         return cls(iterates, scales, log)
 
     def weights(self, iterations: int, log: Tensor) -> Tensor:
-        """exp(2^t(h_t - log)): what makes Ĝ_t of all frequencies comparable.
-
-        Weights far below rounding are 0: they would make subnormal numbers, which are slow to compute with.
-        """
-        weights = torch.exp(2.0**iterations * (self.log - log))
-        return weights.masked_fill(weights < torch.finfo(weights.dtype).eps ** 3, 0)
+        """exp(2^t(h_t - log)): what makes Ĝ_t of all frequencies comparable."""
+        return torch.exp(2.0**iterations * (self.log - log))
 
     def pull_back_(self, cotangent: Tensor) -> None:
         """From a Hermitian cotangent of Ĝ_t to that of G_1, in its place. The scales are constants."""

@@ -28,6 +28,8 @@ from gramcert.rescaling.powers import Powers
 # Iterates kept for the backward; past it they are computed again.
 KEPT_BYTES = 2**26
 
+_SMALLEST_WEIGHT = {torch.float32: 2.0**-100, torch.float64: 2.0**-900}
+
 # More than this for one iterate is refused.
 MOST_BYTES = 2**31
 
@@ -74,15 +76,18 @@ class _FilterSums(torch.autograd.Function):
         groups, order = gram.shape[1:3]
         sums, blocks = gram.new_empty(groups, order, order), _blocks(grid, gram)
         signs = torch.empty(transform.places, blocks[-1].signs.stop, dtype=torch.int8, device=gram.device)
+        weights = _weights(powers, iterations, log)
         for block in blocks:
             rows = square_rows(powers.iterates[-1], block.first, block.last)
             if powers.scales:
-                rows *= powers.weights(iterations, log)[..., None, None]
+                rows *= weights[..., None, None]
             values = transform(rows.flatten(2))
             signs[:, block.signs] = torch.sign(values)
             part = values.abs_().sum(0).reshape(groups, -1, order - block.first)
             sums[:, block.first : block.last, block.first :] = part
             sums[:, block.first :, block.first : block.last] = part.mT
+        # What the frequencies without weight could have added, see _weights.
+        sums += _SMALLEST_WEIGHT[gram.dtype] * transform.places * order**3 if powers.scales else 0.0
         kept = [*powers.iterates, *powers.scales] if keep else []
         return sums, log, signs, powers.log, *kept
 
@@ -105,7 +110,7 @@ class _FilterSums(torch.autograd.Function):
         with full_precision(gram):
             if torch.is_grad_enabled():  # for second derivatives, through torch's own rules
                 powers = Powers.of(evaluate(table, gram), iterations)
-                weighted = powers.iterates[-1] * powers.weights(iterations, log)[..., None, None]
+                weighted = powers.iterates[-1] * _weights(powers, iterations, log)[..., None, None]
                 value = transform(weighted.flatten(2)).abs().sum(0).reshape(grad.shape)
                 (gradient,) = torch.autograd.grad(value, gram, grad, create_graph=True)
                 return gradient, None, None, None, None
@@ -123,7 +128,7 @@ class _FilterSums(torch.autograd.Function):
                 cotangent[0, ..., rest, here] = spectra[0].mT
                 cotangent[1, ..., rest, here] = -spectra[1].mT
             if powers.scales:
-                cotangent *= powers.weights(iterations, log)[..., None, None]
+                cotangent *= _weights(powers, iterations, log)[..., None, None]
             square_adjoint_(cotangent, powers.iterates[-1])
             powers.pull_back_(cotangent)
             return evaluate_adjoint(table, cotangent), None, None, None, None
@@ -131,6 +136,16 @@ class _FilterSums(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
         return run_on_each(_FilterSums, in_dims, *arguments)
+
+
+def _weights(powers: Powers, iterations: int, log: Tensor) -> Tensor:
+    """The weights of the frequencies; the smallest are 0, as subnormal numbers are slow to compute with.
+
+    The last iterate but two has entries up to 1, its square up to r and the square of that up to r³, so each of them
+    could add at most the smallest weight times r³ to |K_(t+1)[i,j,x]|.
+    """
+    weights = powers.weights(iterations, log)
+    return weights.masked_fill(weights < _SMALLEST_WEIGHT[weights.dtype], 0)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gramcert.bounds.gram import positive
 from gramcert.rescaling.powers import largest_diagonal
 
 
@@ -19,6 +20,8 @@ def tall_row_sums(matrices: Tensor, q: Tensor, iterations: int) -> tuple[Tensor,
             factor = factor @ factor
             largest = largest_diagonal(factor)
             factor, log = factor / largest[:, None, None], 2 * log + torch.log(largest)
-        product, exponent = product @ factor, exponent + log
+        product = product @ factor
+        largest = positive(product.detach().abs().amax((-2, -1)))
+        product, exponent = product / largest[:, None, None], exponent + log + torch.log(largest)
     sizes = (product @ matrices.mT).abs()
     return (sizes @ q[..., None])[..., 0] / q, 2.0**-iterations * exponent

@@ -55,7 +55,9 @@ def rescaling_vector(
     r"""The factors R, one per channel: the layer whose channels are multiplied by R has a spectral norm of at most 1.
 
     In exact arithmetic, differentiable; :func:`gramcert.lipschitz_bound` certifies what came out. Channels whose
-    weights are all zero get R = 0.
+    weights are all zero get R = 0, as do those below about 1e-20 of the others in float32. Sums below 2^-100 of the
+    largest (2^-900 in float64) count as that, so R of channels that meet no other may be smaller than by the formula
+    when t is large: diag(3, 0.5) has R = (0.33, 2) up to t = 5, (0.33, 0.44) at t = 8.
 
     Args:
         layer: a matrix (outputs, inputs), ``nn.Linear``, a convolution layer of torch or a :class:`Convolution`.
@@ -113,7 +115,8 @@ def convolution_rescaling(
     with full_precision(kernels):
         roots = _root_sums(kernels, weights, grid, iterations, call) * factor
         largest = roots.reshape(channels, phases).amax(1)
-        return torch.where(largest == 0, 0.0, 1 / positive(largest))
+        # Where 1/x would overflow, a smaller R.
+        return torch.where(largest == 0, 0.0, 1 / positive(largest).clamp_min(torch.finfo(largest.dtype).tiny))
 
 
 def _root_sums(kernels: Tensor, q: Tensor, grid: FrequencyGrid | None, iterations: int, call: str) -> Tensor:
@@ -166,7 +169,7 @@ def _weights(call: str, q: Tensor | None, channels: int, like: Tensor) -> Tensor
         raise ValueError(f"{call}(q): expected a tensor of shape ({channels},), got {shape}")
     require_finite(call, "q", q)
     if can_be_read(q) and not bool((q > 0).all()):
-        raise ValueError(f"{call}(q): expected positive weights, got {float(q.min())}")
+        raise ValueError(f"{call}(q): expected positive weights, got {float(q.detach().min())}")
     return q.to(like.dtype)
 
 
