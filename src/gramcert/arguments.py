@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 Sizes = int | Sequence[int]
 
@@ -24,14 +25,15 @@ def checked_iterations(call: str, iterations: int, *, at_least: int = 0, reason:
     return iterations
 
 
-def checked_kernel(call: str, kernel: Tensor) -> Tensor:
+def checked_kernel(call: str, kernel: Tensor, *, with_values: bool = True) -> Tensor:
     """A real floating-point kernel of shape (channels, channels, size, ...) with one to three sizes."""
     if not isinstance(kernel, Tensor):
         raise TypeError(f"{call}(kernel): expected a torch.Tensor, got {type(kernel).__name__}")
     if kernel.dtype not in REAL_TYPES:
         hint = "; .float() keeps every value" if kernel.dtype in (torch.float16, torch.bfloat16) else ""
         raise TypeError(f"{call}(kernel): expected a real float32 or float64 kernel, got {kernel.dtype}{hint}")
-    require_dense(call, "kernel", kernel)
+    if with_values or not kernel.is_meta:
+        require_dense(call, "kernel", kernel)
     if not 3 <= kernel.dim() <= 5:
         raise ValueError(
             f"{call}(kernel): expected shape (channels out, channels in, size, ...) with 1 to 3 sizes, "
@@ -62,8 +64,10 @@ def require_finite(call: str, name: str, tensor: Tensor) -> None:
 
 
 def can_be_read(tensor: Tensor) -> bool:
-    """Whether code may branch on values: not in a compiled graph, nor inside the transforms of ``torch.func``."""
-    return not torch.compiler.is_compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    """Whether code may branch on values: not in a compiled graph, nor inside ``torch.func``, nor without values."""
+    if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def axis_sizes(call: str, name: str, sizes: Sizes, axes: int, *, at_least: int = 1, what: str = "") -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from gramcert.bounds.gram import positive
 from gramcert.bounds.layer import norm2
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight, full_weight
-from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling
+from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling, largest_entry
 
 
 def spectral_rescaling(
@@ -115,8 +115,7 @@ class SpectralRescaling(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The rescaled weight; R is computed in float32 or better."""
-        # The rescaled weight does not depend on the scale, which might be near the ends of the range of numbers.
-        full = _moderate(weight)
+        full = _moderate(self.geometry.call, weight)
         layer = self.geometry.describe(full)
         factors = convolution_rescaling(
             layer,
@@ -149,7 +148,7 @@ class SpectralNormalization(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The normalised weight; zero stays zero."""
-        full = _moderate(weight)
+        full = _moderate(self.geometry.call, weight)
         norm = norm2(self.geometry.describe(full), self.geometry.input_size, self.iterations)
         return (full / positive(norm)).to(weight.dtype)
 
@@ -170,10 +169,10 @@ def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor) -> Tenso
     return (grouped * factors.reshape(layer.groups, *shape, *(1,) * (weight.dim() - 2))).reshape(weight.shape)
 
 
-def _moderate(weight: Tensor) -> Tensor:
+def _moderate(call: str, weight: Tensor) -> Tensor:
     """The weight divided by its largest entry, in float32 or better."""
     full = full_weight(weight)
-    return full / positive(full.detach().abs().amax())
+    return full / largest_entry(call, full)
 
 
 def _register(module: nn.Module, name: str, map_: nn.Module) -> nn.Module:

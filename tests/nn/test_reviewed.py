@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gramcert.nn as gnn
 from gramcert import Convolution, lipschitz_bound
@@ -93,7 +94,7 @@ def test_residual_layers_check_their_activation_again():
 def test_changes_after_construction():
     block = gnn.Concatenation(nn.Identity(), nn.Identity())
     block.parts.append(nn.Identity())
-    assert jacobian_norm(block, torch.zeros(1, 2)) <= lipschitz_bound(block) == 1
+    assert jacobian_norm(block, torch.zeros(1, 2)) <= lipschitz_bound(block)
     pool = gnn.ScaledAvgPool(2)
     pool.stride = (1, 1)
     assert jacobian_norm(pool, torch.zeros(1, 1, 4, 4)) <= lipschitz_bound(pool)
@@ -236,3 +237,98 @@ def test_extreme_q(value):
         layer.log_q[0] = value
     assert torch.isfinite(layer(torch.ones(1, 4))).all()
     assert lipschitz_bound(layer) <= 1 + ROUNDING
+
+
+def test_exported_layers_can_be_saved_and_loaded(tmp_path):
+    plain = gnn.export(nn.Sequential(gnn.MaxMin(), gnn.ScaledAvgPool(2), gnn.SLLConv2d(2, 3, 3)))
+    torch.save(plain, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    x = torch.randn(1, 2, 4, 4)
+    assert torch.equal(again(x), plain(x))
+
+
+@pytest.mark.parametrize("make", [lambda: gnn.SRLinear(4, 4), lambda: gnn.SRConv2d(4, 8, 3, groups=2)])
+def test_resetting_parameters(make):
+    layer = make()
+    original = layer.parametrizations.weight.original
+    nn.init.ones_(original)
+    layer.reset_parameters()
+    assert lipschitz_bound(layer) == pytest.approx(1, abs=1e-6)
+    assert not (original == 1).all()
+
+
+def test_layers_without_values():
+    """On the meta device, by skip_init, and as fake tensors: shapes are known, values are not read."""
+    with torch.device("meta"):
+        layers = [
+            gnn.SRLinear(3, 4),
+            gnn.SRConv2d(3, 8, 3),
+            gnn.SLLConv2d(3, 4, 3),
+            gnn.SLLLinear(3, 4, rescaling="sn"),
+        ]
+    for layer, shape in zip(layers, [(2, 3), (2, 3, 5, 5), (2, 3, 5, 5), (2, 3)], strict=True):
+        assert layer(torch.empty(shape, device="meta")).is_meta
+    for kind, arguments in ((gnn.SRConv2d, (3, 8, 3)), (gnn.SRLinear, (3, 4)), (gnn.SLLConv2d, (3, 4, 3))):
+        assert nn.utils.skip_init(kind, *arguments).bias is not None
+    with pytest.raises(TypeError, match="expected a dense tensor with values, got a meta tensor"):
+        lipschitz_bound(layers[1])
+    with FakeTensorMode():
+        assert gnn.SRConv2d(3, 8, 3)(torch.empty(1, 3, 5, 5)).shape == (1, 8, 3, 3)
+
+
+@pytest.mark.parametrize("layer", [gnn.ScaledAvgPool(2), gnn.L2Pool(2), gnn.Concatenation(nn.Identity(), gnn.Abs())])
+def test_layers_without_weights_compile_as_one_graph(layer):
+    x = torch.randn(1, 2, 4, 4)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x))
+
+
+def test_empty_batches():
+    layer = gnn.BatchCentering(3)
+    assert layer(torch.zeros(0, 3, 2, 2)).shape == (0, 3, 2, 2)
+    assert torch.equal(layer.running_mean, torch.zeros(3))
+
+
+def test_frozen_weights_stay_frozen_when_exported():
+    layer = gnn.SRLinear(3, 3)
+    layer.parametrizations.weight.original.requires_grad_(False)
+    assert not gnn.export(layer).weight.requires_grad
+
+
+def test_wrappers_are_looked_through_and_graphs_refused():
+    layer = gnn.SRLinear(3, 3)
+    assert lipschitz_bound(torch.compile(layer, backend="eager")) == lipschitz_bound(layer)
+    assert lipschitz_bound(nn.DataParallel(layer)) == lipschitz_bound(layer)
+    with pytest.raises(TypeError, match="a traced graph is not known as a layer"):
+        lipschitz_bound(gnn.export(gnn.MaxMin()))
+
+
+def test_layers_made_for_one_size_refuse_others():
+    layer = gnn.SLLConv2d(2, 3, 3, input_size=4)
+    assert layer(torch.zeros(1, 2, 4, 4)).shape == (1, 2, 4, 4)
+    with pytest.raises(ValueError, match=r"SLLConv2d\(x\): expected the input_size \(4, 4\) that it was made for"):
+        layer(torch.zeros(1, 2, 5, 5))
+
+
+def test_tables_made_in_inference_mode_serve_training():
+    layer = gnn.SRConv2d(2, 3, 5, iterations=2)
+    with torch.inference_mode():
+        layer(torch.zeros(1, 2, 7, 7))
+    layer(torch.ones(1, 2, 7, 7)).sum().backward()
+    assert layer.parametrizations.weight.original.grad is not None
+
+
+def test_more_bad_input():
+    for call, message in (
+        (lambda: gnn.Residual(3), r"Residual\(module\): expected a torch.nn.Module, got 3"),
+        (lambda: gnn.Concatenation([nn.ReLU()]), r"Concatenation\(\*modules\): expected torch.nn.Modules"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+    with pytest.raises(ValueError, match=r"got \(2, 3\) and \(1,\)"):
+        gnn.LogitAnnealing()(torch.ones(2, 3), torch.tensor([0]))
+    layer = gnn.SRLinear(3, 3)
+    with torch.no_grad():
+        layer.parametrizations.weight.original[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"spectral_rescaling\(layer\): expected finite values, got 1 NaN"):
+        layer(torch.ones(1, 3))

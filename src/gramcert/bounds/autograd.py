@@ -1,14 +1,15 @@
 """How this package calls its autograd functions."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def full_precision(tensor: Tensor) -> torch.autocast:
+def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     """Autocast off: a bound computed in bfloat16 is none."""
-    return torch.autocast(tensor.device.type, enabled=False)
+    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
 def run(function: type[torch.autograd.Function], tensor: Tensor, *arguments: Any) -> tuple[Tensor, ...]:

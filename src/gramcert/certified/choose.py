@@ -77,6 +77,7 @@ def enclose(
             raise ValueError(f"{call}(input_size={input_size}): {_name(layer)} has no spatial size, expected None")
         sizes = axis_sizes(call, "input_size", input_size, description.axes, what=_name(layer))
         axes = layer_axes(description, sizes, call)
+    require_dense(call, "layer", description.kernel)
     require_finite(call, "layer", description.kernel)
     with checked_arithmetic(call):
         lifted = LiftedLayer.of(description, axes)

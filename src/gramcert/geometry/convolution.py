@@ -80,7 +80,7 @@ class Convolution:
         transposed: bool = False,
         output_padding: Sizes = 0,
     ) -> None:
-        checked_kernel("Convolution", kernel)
+        checked_kernel("Convolution", kernel, with_values=False)
         if padding_mode not in get_args(PaddingMode):
             raise ValueError(
                 f"Convolution(padding_mode={padding_mode!r}): expected one of {', '.join(get_args(PaddingMode))}"
@@ -174,6 +174,14 @@ class Convolution:
         padded = [amount for pair in reversed(result.padding) for amount in pair]
         if result.padding_mode != "zeros" and list(vars(layer)["_reversed_padding_repeated_twice"]) != padded:
             raise TypeError(f"Convolution.of({name}): its padding was changed after construction, which torch ignores")
+        return result
+
+    def with_kernel(self, kernel: Tensor) -> "Convolution":
+        """The same layer with another kernel of the same shape."""
+        result = object.__new__(Convolution)
+        for name in vars(self):
+            object.__setattr__(result, name, getattr(self, name))
+        object.__setattr__(result, "kernel", kernel)
         return result
 
     @property

@@ -78,7 +78,7 @@ def _baked(module: nn.Module) -> nn.Module:
     for name, parts in parametrizations.items():
         value = getattr(module, name).detach().clone()
         if isinstance(parts.original, nn.Parameter):
-            baked.register_parameter(name, nn.Parameter(value))
+            baked.register_parameter(name, nn.Parameter(value, requires_grad=parts.original.requires_grad))
         else:
             baked.register_buffer(name, value)
     return baked

@@ -32,6 +32,8 @@ class Residual(Layer):
         super().__init__()
         if weight is not None and not 0 <= weight <= 1:
             raise ValueError(f"Residual(weight={weight}): expected a number from 0 to 1, or None")
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"Residual(module): expected a torch.nn.Module, got {module!r}")
         _require_no_overwriting("Residual", module)
         self.module = module
         # As float32, and so exact in every type that a model may have but half precision.
@@ -74,14 +76,11 @@ class Concatenation(Layer):
         if not modules:
             raise ValueError("Concatenation(): expected at least one module")
         for module in modules:
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"Concatenation(*modules): expected torch.nn.Modules, got {module!r}")
             _require_no_overwriting("Concatenation", module)
         self.parts = nn.ModuleList(modules)
-        self.normalized = normalized
-
-    @property
-    def factor(self) -> float:
-        """1/√m rounded down, or 1."""
-        return root_float32(Fraction(1, len(self.parts))) if self.normalized else 1.0
+        self.factor = root_float32(Fraction(1, len(modules))) if normalized else 1.0
 
     def compute(self, x: Tensor) -> Tensor:
         """The parts side by side."""
@@ -96,12 +95,16 @@ class Concatenation(Layer):
         if len(sizes) > 1:
             raise ValueError(f"{call}(Concatenation): its parts turn size {size} into different ones, {sizes}")
         constants = [constant for constant, _ in found]
-        if all(constant <= 1 for constant in constants) and self.normalized:
-            return 1.0, sizes.pop()  # the factor is at most 1/√m
+        if all(constant <= 1 for constant in constants) and Fraction(self.factor) ** 2 * len(constants) <= 1:
+            return 1.0, sizes.pop()
         squares = 0.0
         for constant in constants:
             squares = up(squares + up(constant * constant))
         return times(self.factor, root_up(squares)), sizes.pop()
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"factor={self.factor:.6g}"
 
 
 def _require_no_overwriting(call: str, module: nn.Module) -> None:

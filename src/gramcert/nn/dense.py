@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gramcert.arguments import Sizes
 from gramcert.parametrizations import spectral_rescaling
@@ -44,30 +45,43 @@ class SRLinear(nn.Linear):
         spectral_rescaling(self, iterations=iterations)
 
     def reset_parameters(self) -> None:
-        """An orthogonal weight, which rescaling leaves as it is."""
+        """An orthogonal weight; with at least as many outputs as inputs rescaling leaves it as it is."""
         super().reset_parameters()
-        delta_orthogonal_(self.weight)
+        delta_orthogonal_(_original(self))
 
 
 class _SRConv(nn.modules.conv._ConvNd):
-    """What the three convolutions share. All arguments of torch's layer, and those of the rescaling by name."""
+    """What the three convolutions share: the arguments of torch's layer, and those of the rescaling by name."""
 
     def __init__(
         self,
-        *args: Any,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes | str = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        *,
         iterations: int = 3,
         form: Form = "spatial",
         input_size: Sizes | None = None,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        geometry: Any = (kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
+        super().__init__(in_channels, out_channels, *geometry)
         spectral_rescaling(self, iterations=iterations, form=form, input_size=input_size)
 
     def reset_parameters(self) -> None:
-        """An orthogonal matrix at the central tap of each group, which rescaling leaves as it is."""
+        """An orthogonal matrix at the central tap of each group.
+
+        With at least as many outputs as inputs in each, rescaling leaves it as it is.
+        """
         super().reset_parameters()
-        for weight in self.weight.detach().chunk(self.groups):
-            delta_orthogonal_(weight)
+        delta_orthogonal_(_original(self), self.groups)
 
 
 class SRConv1d(_SRConv, nn.Conv1d):
@@ -94,13 +108,24 @@ class SRConv3d(_SRConv, nn.Conv3d):
     """``nn.Conv3d`` whose weight is rescaled to a norm of at most 1; see :class:`SRConv2d`."""
 
 
-def delta_orthogonal_(weight: torch.Tensor) -> None:
-    """Zero but for an orthogonal matrix at the central tap (Xiao et al., 2018)."""
+def delta_orthogonal_(weight: Tensor, groups: int = 1) -> None:
+    """Zero but for an orthogonal matrix at the central tap (Xiao et al., 2018), for each group."""
     with torch.no_grad():
-        flat = weight.flatten(2) if weight.dim() > 2 else weight[:, :, None]
-        centre = 0
+        weight.zero_()
+        flat = weight.movedim((0, 1), (-2, -1))  # a view: the taps first
         for size in weight.shape[2:]:
-            centre = centre * size + size // 2
-        matrix = nn.init.orthogonal_(torch.empty(flat.shape[:2], device=weight.device))
-        flat.zero_()
-        flat[:, :, centre] = matrix
+            flat = flat[size // 2]
+        rows = len(weight) // groups
+        for first in range(0, len(weight), rows):
+            matrix = nn.init.orthogonal_(torch.empty(rows, weight.shape[1], device=weight.device))
+            flat[first : first + rows] = matrix.to(weight.dtype)
+
+
+def _original(layer: nn.Module) -> Tensor:
+    """The weight that is trained: of a parametrised layer the one before rescaling."""
+    weight = layer.weight
+    if parametrize.is_parametrized(layer, "weight"):
+        parametrizations: Any = layer.parametrizations
+        weight = parametrizations.weight.original
+    assert isinstance(weight, Tensor)
+    return weight

@@ -2,6 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import nn
 
 from gramcert.arguments import Sizes, axis_sizes
@@ -56,6 +57,10 @@ def lipschitz_bound(module: nn.Module, input_size: Sizes | None = None) -> float
 
 def constant_and_size(call: str, module: nn.Module, size: Size) -> tuple[float, Size]:
     """The constant of a module and the spatial size of its output, from that of its input; ``None`` is every size."""
+    module = _unwrapped(module)
+    if isinstance(module, torch.fx.GraphModule):
+        name = type(module).__name__
+        raise TypeError(f"{call}({name}): a traced graph is not known as a layer; ask the model that it was made from")
     if isinstance(module, Guaranteed):
         _require_own_guarantee(call, module)
         return module.guarantee(call, size)
@@ -104,6 +109,17 @@ def _require_own_guarantee(call: str, module: nn.Module) -> None:
         if inherited and not kind.__module__.startswith("gramcert."):
             names = ", ".join(sorted(inherited))
             raise TypeError(f"{call}({kind.__name__}): it overrides {names}, but has no guarantee(call, size)")
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """What torch.compile and parallel wrappers call."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)  # torch.compile's class would take a second to import
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
 
 
 def _axes(module: nn.Module) -> int | None:

@@ -36,6 +36,7 @@ class Layer(nn.Module):
         """The same function without this package: a graph of torch's operations."""
         tracer = _Tracer()
         graph = tracer.trace(self)
+        graph._tracer_cls = torch.fx.Tracer  # what a saved module is traced with again when it is loaded
         return torch.fx.GraphModule(tracer.root, graph, type(self).__name__)
 
 

@@ -87,18 +87,23 @@ class LogitAnnealing(nn.Module):
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
     """f_y - max over i ≠ y of f_i for each sample; negative where the prediction is wrong."""
-    if logits.dim() != 2 or labels.shape != logits.shape[:1]:
-        raise ValueError(
-            f"margins(logits, labels): expected (batch, classes) and (batch,), got {tuple(logits.shape)} and "
-            f"{tuple(labels.shape)}"
-        )
+    _check(logits, labels)
     true = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -math.inf)
     return true[:, 0] - others.amax(1)
 
 
 def _without_offset(logits: Tensor, labels: Tensor, offset: float) -> Tensor:
+    _check(logits, labels)
     return logits - offset * F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+
+
+def _check(logits: Tensor, labels: Tensor) -> None:
+    if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"loss(logits, labels): expected (batch, classes) and (batch,), got {tuple(logits.shape)} and "
+            f"{tuple(labels.shape)}"
+        )
 
 
 def _positive(loss: nn.Module, name: str, value: float) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 from gramcert.arguments import Sizes, axis_sizes
 from gramcert.nn.layer import Layer, expected
 from gramcert.nn.torch_layers import Size, pooled_size, windows_per_place
+from gramcert.rounding import root_up
 
 _MEAN: tuple[Any, ...] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 
@@ -28,6 +29,8 @@ class _Pool(Layer):
         self.stride = self.kernel_size
         if stride is not None:
             self.stride = axis_sizes(name, "stride", stride, self.axes, what=name)
+        # A window sum has norm √taps, and √m more where a place is in m windows.
+        self.factor = root_float32(Fraction(math.prod(self.kernel_size), self.overlap))
 
     @property
     def overlap(self) -> int:
@@ -46,8 +49,10 @@ class _Pool(Layer):
         return result
 
     def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
-        """At most 1, because the factor is rounded down."""
-        return 1.0, pooled_size(size, self.kernel_size, self.stride)
+        """At most 1, because the factor is rounded down, for the windows that it was made for."""
+        square = Fraction(self.factor) ** 2 * Fraction(self.overlap, math.prod(self.kernel_size))
+        constant = 1.0 if square <= 1 else root_up(math.nextafter(float(square), math.inf))
+        return constant, pooled_size(size, self.kernel_size, self.stride)
 
     def extra_repr(self) -> str:
         """For printing."""
@@ -75,7 +80,7 @@ class ScaledAvgPool(_Pool):
 
     def compute(self, x: Tensor) -> Tensor:
         """Means times √(taps/overlap)."""
-        return self.means(x) * root_float32(Fraction(math.prod(self.kernel_size), self.overlap))
+        return self.means(x) * self.factor
 
 
 class L2Pool(_Pool):
@@ -91,7 +96,7 @@ class L2Pool(_Pool):
         """√(mean of squares), times √(taps/overlap)."""
         squares = self.means(x * x)
         lengths = torch.where(squares == 0, 0.0, torch.sqrt(torch.where(squares == 0, 1.0, squares)))
-        return lengths * root_float32(Fraction(math.prod(self.kernel_size), self.overlap))
+        return lengths * self.factor
 
 
 class Subsample(Layer):

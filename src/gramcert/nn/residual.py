@@ -19,7 +19,7 @@ from gramcert.geometry.convolution import Convolution, full_weight, require_plai
 from gramcert.nn.layer import expected
 from gramcert.nn.slopes import slopes
 from gramcert.nn.torch_layers import Size
-from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling
+from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling, largest_entry
 
 Rescaling = Literal["sr", "aol", "sn"]
 
@@ -87,7 +87,7 @@ class _Residual(nn.Module):
         R of W/s is s·R, whatever the scale s. Computed so, nothing overflows: R² alone might.
         """
         weight = full_weight(self.weight)
-        scale = positive(weight.detach().abs().amax())
+        scale = largest_entry(type(self).__name__, weight)
         factors = self._factors(weight / scale)
         column = factors.reshape(-1, *(1,) * (weight.dim() - 1))
         outer = (2 * column.square() * (weight / scale)) / scale
@@ -125,7 +125,8 @@ class _Residual(nn.Module):
         """For printing."""
         hidden, channels, *taps = self.weight.shape
         shape = f"{channels}, hidden={hidden}" + (f", kernel_size={tuple(taps)}" if taps else "")
-        return f"{shape}, rescaling={self.rescaling!r}, iterations={self.iterations}, form={self.form!r}"
+        size = "" if self.input_size is None else f", input_size={self.input_size}"
+        return f"{shape}, rescaling={self.rescaling!r}, iterations={self.iterations}, form={self.form!r}{size}"
 
 
 class SLLLinear(_Residual):
@@ -211,6 +212,8 @@ class _ResidualConv(_Residual):
         """On inputs (batch, channels, *sizes)."""
         if x.dim() != self.axes + 2 or x.shape[1] != self.weight.shape[1]:
             raise expected(self, f"(batch, {self.weight.shape[1]}, {self.axes} sizes)", x)
+        if self.input_size is not None and tuple(x.shape[2:]) != self.input_size:
+            raise expected(self, f"the input_size {self.input_size} that it was made for", x)
         convolve, transpose = _CONVOLVE[self.axes - 1], _TRANSPOSE[self.axes - 1]
         hidden = self.activation(convolve(x, self.weight, self.bias, padding=self.padding))
         result: Tensor = x - transpose(hidden, self.outer_weight(), padding=self.padding)

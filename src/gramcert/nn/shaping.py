@@ -61,6 +61,10 @@ class Shift(Layer):
         """The sum."""
         return (x.movedim(1, -1) + self.values).movedim(-1, 1)
 
+    def extra_repr(self) -> str:
+        """For printing."""
+        return ", ".join(f"{value:.4g}" for value in self.values.tolist())
+
 
 class Centering(Layer):
     """Subtracts from each channel its mean over the places of the image, and adds a trainable bias: a projection.
@@ -86,6 +90,10 @@ class Centering(Layer):
         flat = x.flatten(2)
         return (flat - flat.mean(2, keepdim=True) + self.bias[:, None]).reshape_as(x)
 
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"channels={self.channels}"
+
 
 class BatchCentering(Layer):
     """Subtracts from each channel its mean over the batch, in evaluation a running mean, and adds a trainable bias.
@@ -109,7 +117,7 @@ class BatchCentering(Layer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 0 < momentum <= 1:
+        if not isinstance(momentum, (int, float)) or not 0 < momentum <= 1:
             raise ValueError(f"BatchCentering(momentum={momentum}): expected 0 < momentum <= 1")
         self.channels = axis_sizes("BatchCentering", "channels", channels, 1)[0]
         self.momentum = momentum
@@ -124,7 +132,7 @@ class BatchCentering(Layer):
     def compute(self, x: Tensor) -> Tensor:
         """The difference from the mean, and the bias."""
         mean = self.running_mean
-        if self.training:
+        if self.training and x.numel():
             mean = x.transpose(0, 1).flatten(1).mean(1)
             with torch.no_grad():
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
@@ -135,6 +143,10 @@ class BatchCentering(Layer):
         if self.training:
             raise ValueError(f"{call}(BatchCentering): in training mode it depends on the batch; call .eval() first")
         return 1.0, size
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"channels={self.channels}, momentum={self.momentum}"
 
     def plain(self) -> nn.Module:
         """In evaluation mode."""

@@ -87,7 +87,7 @@ class _LargestRowSums(torch.autograd.Function):
                 q_gradient += (size.mT @ weights[..., None])[..., 0].sum(0)
                 # C_ij = ½(w_i q_j + w_j q_i)·sgn(P_ij), the Hermitian part of the derivative.
                 outer = weights[..., None] * q[:, None, :]
-                cotangent = last * (torch.where(size == 0, 0, (outer + outer.mT) / (2 * size)))
+                cotangent = last * torch.where(size == 0, 0, (outer + outer.mT) / (2 * size))
                 powers.pull_back_(cotangent)
                 gradient += evaluate_adjoint(table[:, part], cotangent)
         return gradient, q_gradient, None, None, None

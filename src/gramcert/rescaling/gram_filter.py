@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gramcert.arguments import can_be_read
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.geometry.symbol import FrequencyGrid
 from gramcert.rescaling.hermitian import FilterTransform, evaluate, evaluation_table
@@ -79,7 +80,8 @@ class _AbsoluteSums(torch.autograd.Function):
             return None
         kernels, gram = ctx.saved_tensors
         with full_precision(kernels):
-            return _apply(torch.sign(gram).mul_(grad + grad.mT), kernels)
+            signs, both = torch.sign(gram), grad + grad.mT
+            return _apply(signs.mul_(both) if can_be_read(both) else signs * both, kernels)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
@@ -129,7 +131,7 @@ def _correlate_frequencies(kernels: Tensor) -> Tensor:
     # EE* = (XXᵀ + YYᵀ) + i(YXᵀ - XYᵀ) for E = X + iY.
     mixed = imaginary @ real.mT
     gram = torch.stack([real @ real.mT + imaginary @ imaginary.mT, mixed - mixed.mT])
-    filters = FilterTransform(grid, kernels)(gram.reshape(2, len(grid), -1))
+    filters = FilterTransform.of(grid, kernels)(gram.reshape(2, len(grid), -1))
     # The transform leaves lag x at place x mod 2k-1.
     places = filters.reshape(*grid.sizes, groups, rows, rows)
     return places.roll([size - 1 for size in taps], list(range(len(taps)))).flatten(0, len(taps) - 1)
@@ -142,7 +144,9 @@ def _apply_frequencies(filters: Tensor, kernels: Tensor) -> Tensor:
     real, imaginary = _symbols(grid, kernels)
     s_real, s_imaginary = evaluate(evaluation_table(grid, lags(tuple(taps)), kernels), filters).flatten(1, 2)
     product = torch.stack([s_real @ real - s_imaginary @ imaginary, s_real @ imaginary + s_imaginary @ real])
-    places = FilterTransform(grid, kernels)(product.reshape(2, len(grid), -1)).reshape(*grid.sizes, *kernels.shape[:3])
+    places = FilterTransform.of(grid, kernels)(product.reshape(2, len(grid), -1)).reshape(
+        *grid.sizes, *kernels.shape[:3]
+    )
     return places[tuple(slice(size) for size in taps)].flatten(0, len(taps) - 1).movedim(0, -1).reshape(kernels.shape)
 
 

@@ -5,29 +5,46 @@ everything from the filter of G to its powers and back is then a real matrix pro
 the shape (parts, frequencies, ..., rows, rows) with two parts, or one where G is real.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from gramcert.arguments import can_be_read
 from gramcert.geometry.symbol import FrequencyGrid
 
 # Bytes of matrices worked on at a time: few enough to stay in the cache.
 PIECE_BYTES = 2**21
 
 
-def evaluation_table(grid: FrequencyGrid, places: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+def evaluation_table(grid: FrequencyGrid, places: Sequence[range], like: Tensor) -> Tensor:
     """The cosine and minus the sine of x·ω, a column per place x of a filter: (parts, frequencies, places)."""
+    make = _kept_evaluation_table if can_be_read(like) else _evaluation_table
+    return make(grid, tuple(places), like.dtype, like.device)
+
+
+def _evaluation_table(
+    grid: FrequencyGrid, places: tuple[range, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     if all(list(axis) == [0] for axis in places):
-        return like.new_ones(1, len(grid), 1)
-    angles = torch.zeros(1, 1, dtype=torch.float64, device=like.device)
+        return torch.ones(1, len(grid), 1, dtype=dtype, device=device)
+    angles = torch.zeros(1, 1, dtype=torch.float64, device=device)
     for count, size, shift, axis in zip(grid.shape, grid.sizes, grid.shifts, places, strict=True):
         # xω = π·(x(2j + 2θ) mod 2m)/m: reduced in integers, so that nothing is lost.
-        index = 2 * torch.arange(count, device=like.device)[:, None] + round(2 * shift)
-        turns = torch.tensor(list(axis), device=like.device) * index % (2 * size)
+        index = 2 * torch.arange(count, device=device)[:, None] + round(2 * shift)
+        turns = torch.tensor(list(axis), device=device) * index % (2 * size)
         angles = (angles[:, None, :, None] + turns.double()[:, None] * (math.pi / size)).flatten(2).flatten(0, 1)
-    return torch.stack([angles.cos(), -angles.sin()]).to(like.dtype)
+    return torch.stack([angles.cos(), -angles.sin()]).to(dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_evaluation_table(
+    grid: FrequencyGrid, places: tuple[range, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():  # also what inference needs first may be trained with later
+        return _evaluation_table(grid, places, dtype, device)
 
 
 def evaluate(table: Tensor, filters: Tensor) -> Tensor:
@@ -99,14 +116,19 @@ class FilterTransform:
     next axis finds its own (part, frequency) contiguous.
     """
 
-    def __init__(self, grid: FrequencyGrid, like: Tensor) -> None:
+    def __init__(self, grid: FrequencyGrid, dtype: torch.dtype, device: torch.device) -> None:
         self.grid, self.places = grid, math.prod(grid.sizes)
         *leading, last = grid.sizes
-        self.leading = [_complex_table(size, like) for size in leading]
-        counts = grid.multiplicity(like.device)[: grid.half_size]
-        turns = _turns(last, grid.half_size, like.device)
+        self.leading = [_complex_table(size, device).to(dtype) for size in leading]
+        counts = grid.multiplicity(device)[: grid.half_size]
+        turns = _turns(last, grid.half_size, device)
         weights = counts / self.places
-        self.last = torch.cat([turns.cos() * weights, -turns.sin() * weights], 1).to(like.dtype)
+        self.last = torch.cat([turns.cos() * weights, -turns.sin() * weights], 1).to(dtype)
+
+    @classmethod
+    def of(cls, grid: FrequencyGrid, like: Tensor) -> "FilterTransform":
+        """The transform in the type of a tensor."""
+        return (_kept_transform if can_be_read(like) else cls)(grid, like.dtype, like.device)
 
     def __call__(self, spectra: Tensor) -> Tensor:
         """(2, frequencies, columns) → (places, columns)."""
@@ -126,12 +148,18 @@ class FilterTransform:
         return values.reshape(2, len(self.grid), -1)
 
 
-def _complex_table(size: int, like: Tensor) -> Tensor:
+@functools.lru_cache(maxsize=64)
+def _kept_transform(grid: FrequencyGrid, dtype: torch.dtype, device: torch.device) -> FilterTransform:
+    with torch.inference_mode(False), torch.no_grad():
+        return FilterTransform(grid, dtype, device)
+
+
+def _complex_table(size: int, device: torch.device) -> Tensor:
     """e^(2πi·xj/size) acting on pairs: rows (x, part), columns (part, j)."""
-    turns = _turns(size, size, like.device)
+    turns = _turns(size, size, device)
     cosine, sine = turns.cos(), turns.sin()
     rows = torch.stack([torch.cat([cosine, -sine], 1), torch.cat([sine, cosine], 1)], 1)
-    return rows.reshape(2 * size, 2 * size).to(like.dtype)
+    return rows.reshape(2 * size, 2 * size)
 
 
 def _turns(size: int, frequencies: int, device: torch.device) -> Tensor:

@@ -30,6 +30,9 @@ KEPT_BYTES = 2**26
 
 _SMALLEST_WEIGHT = {torch.float32: 2.0**-100, torch.float64: 2.0**-900}
 
+# Fewer rows at a time make products slow.
+LEAST_ROWS = 12
+
 # More than this for one iterate is refused.
 MOST_BYTES = 2**31
 
@@ -72,7 +75,7 @@ class _FilterSums(torch.autograd.Function):
         gram: Tensor, grid: FrequencyGrid, taps: tuple[int, ...], iterations: int, keep: bool
     ) -> tuple[Tensor, ...]:
         powers = Powers.of(evaluate(evaluation_table(grid, lags(taps), gram), gram), iterations - 1)
-        transform, log = FilterTransform(grid, gram), powers.log.amax(0)
+        transform, log = FilterTransform.of(grid, gram), powers.log.amax(0)
         groups, order = gram.shape[1:3]
         sums, blocks = gram.new_empty(groups, order, order), _blocks(grid, gram)
         signs = torch.empty(transform.places, blocks[-1].signs.stop, dtype=torch.int8, device=gram.device)
@@ -106,7 +109,7 @@ class _FilterSums(torch.autograd.Function):
             return None, None, None, None, None
         gram, log, signs, logs, *kept = ctx.saved_tensors
         grid, iterations = ctx.grid, ctx.iterations
-        table, transform = evaluation_table(grid, lags(ctx.taps), gram), FilterTransform(grid, gram)
+        table, transform = evaluation_table(grid, lags(ctx.taps), gram), FilterTransform.of(grid, gram)
         with full_precision(gram):
             if torch.is_grad_enabled():  # for second derivatives, through torch's own rules
                 powers = Powers.of(evaluate(table, gram), iterations)
@@ -159,7 +162,7 @@ class _Block:
 
 def _blocks(grid: FrequencyGrid, gram: Tensor) -> list[_Block]:
     groups, order = gram.shape[1:3]
-    each = max(1, PIECE_BYTES // (4 * len(grid) * groups * order * gram.element_size()))
+    each = max(LEAST_ROWS, PIECE_BYTES // (4 * len(grid) * groups * order * gram.element_size()))
     blocks, done = [], 0
     for first in range(0, order, each):
         last = min(first + each, order)

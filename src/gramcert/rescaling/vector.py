@@ -24,7 +24,7 @@ from gramcert.bounds.autograd import full_precision
 from gramcert.bounds.gram import positive
 from gramcert.bounds.transfer import sampling_factor
 from gramcert.geometry.axis import layer_axes
-from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
+from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight, full_weight
 from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
 from gramcert.geometry.symbol import FrequencyGrid
 from gramcert.rescaling.frequency import largest_row_sums
@@ -77,10 +77,10 @@ def rescaling_vector(
         >>> matrix = torch.tensor([[3.0, 0.0], [0.0, 0.5]])
         >>> rescaling_vector(matrix)
         tensor([0.3333, 2.0000])
-        >>> kernel = torch.tensor([[[1.0, 2.0, -1.0]]])
-        >>> for form in ("spatial", "frequency"):
-        ...     r = rescaling_vector(torch.nn.Conv1d(1, 1, 3), 1, form=form)
-        ...     assert r.shape == (1,)
+        >>> layer = torch.nn.Conv1d(1, 1, 3, padding=1)
+        >>> _ = torch.nn.init.ones_(layer.weight)
+        >>> [rescaling_vector(layer, form=form, input_size=4).detach() for form in ("spatial", "frequency")]
+        [tensor([0.3333]), tensor([0.3820])]
 
     References:
         Delattre et al., Spectral Norm of Convolutional Layers with Circular and Zero Paddings, Theorem 7 (corrected);
@@ -88,7 +88,10 @@ def rescaling_vector(
     """
     call = "rescaling_vector"
     description = _description(call, layer)
-    return convolution_rescaling(description, iterations, q=q, form=form, input_size=input_size, side=side, call=call)
+    scale = largest_entry(call, description.kernel)
+    moderate = description.with_kernel(description.kernel / scale)
+    factors = convolution_rescaling(moderate, iterations, q=q, form=form, input_size=input_size, side=side, call=call)
+    return factors / scale
 
 
 def convolution_rescaling(
@@ -101,7 +104,11 @@ def convolution_rescaling(
     side: Side,
     call: str,
 ) -> Tensor:
-    """:func:`rescaling_vector` of a description, with the name of the public function for errors."""
+    """:func:`rescaling_vector` of a description with entries up to 1, with the name of the public function for errors.
+
+    The rescaled layer does not depend on the scale of its weights, which may be near the ends of the range of numbers:
+    callers divide by :func:`largest_entry` first.
+    """
     iterations = checked_iterations(call, iterations, at_least=1)
     check_choice(call, "form", form, get_args(Form))
     check_choice(call, "side", side, get_args(Side))
@@ -110,33 +117,32 @@ def convolution_rescaling(
     if (side == "input") != layer.transposed:
         kernels = kernels.transpose(1, 2)
     phases = kernels.shape[1] * layer.groups // channels
-    weights = _weights(call, q, channels, kernels).reshape(layer.groups, -1).repeat_interleave(phases, 1)
+    weights = None if q is None else _weights(call, q, channels, kernels).reshape(layer.groups, -1)
+    if weights is not None and phases > 1:
+        weights = weights.repeat_interleave(phases, 1)
     grid, factor = _frequencies(call, layer, tuple(kernels.shape[3:]), form, input_size)
     with full_precision(kernels):
         roots = _root_sums(kernels, weights, grid, iterations, call) * factor
-        largest = roots.reshape(channels, phases).amax(1)
+        largest = roots.reshape(channels, phases).amax(1) if phases > 1 else roots.flatten()
         # Where 1/x would overflow, a smaller R.
         return torch.where(largest == 0, 0.0, 1 / positive(largest).clamp_min(torch.finfo(largest.dtype).tiny))
 
 
-def _root_sums(kernels: Tensor, q: Tensor, grid: FrequencyGrid | None, iterations: int, call: str) -> Tensor:
+def _root_sums(kernels: Tensor, q: Tensor | None, grid: FrequencyGrid | None, iterations: int, call: str) -> Tensor:
     """1/R for the rows of each group, 0 where all weights of a row are 0; a grid of ``None`` is the spatial form."""
     taps = tuple(kernels.shape[3:])
     rows, columns = kernels.shape[1:3]
-    # Divided by their largest entry, squares neither overflow nor vanish; by the largest length of a row, G is
-    # moderate.
-    scale = kernels.detach().abs().flatten(1).amax(1)
-    if can_be_read(scale) and not bool(torch.isfinite(scale).all()):
-        require_finite(call, "layer", kernels)
-    column = (-1, *(1,) * (kernels.dim() - 1))
-    energies = (kernels.detach() / positive(scale).reshape(column)).flatten(2).square().sum(2)
-    scale = scale * energies.amax(1).sqrt()
-    scaled = kernels / positive(scale).reshape(column)
+    # Divided by the largest length of a row, G is moderate.
+    energies = kernels.detach().flatten(2).square().sum(2)
+    scale = energies.amax(1).sqrt()
+    scaled = kernels / positive(scale).reshape(-1, *(1,) * (kernels.dim() - 1))
+    ones = q is None
+    q = kernels.new_ones(kernels.shape[:2]) if q is None else q
     if math.prod(taps) == 1 and rows > columns:
         sums, log = tall_row_sums(scaled.flatten(2), q, iterations)
     elif grid is None and math.prod(taps) > 1:
         sizes, log = filter_sums(scaled, iterations, call)
-        sums = (sizes @ q[..., None])[..., 0] / q
+        sums = sizes.sum(-1) if ones else (sizes @ q[..., None])[..., 0] / q
     else:
         grid = grid or FrequencyGrid.unshifted(taps)
         sums, log = largest_row_sums(gram_filter(scaled), q, grid, taps, iterations)
@@ -161,9 +167,7 @@ def _frequencies(
     return FrequencyGrid(sizes, shifts), factor * sampling_factor(taps, sizes)
 
 
-def _weights(call: str, q: Tensor | None, channels: int, like: Tensor) -> Tensor:
-    if q is None:
-        return like.new_ones(channels)
+def _weights(call: str, q: Tensor, channels: int, like: Tensor) -> Tensor:
     if not isinstance(q, Tensor) or q.shape != (channels,):
         shape = tuple(q.shape) if isinstance(q, Tensor) else type(q).__name__
         raise ValueError(f"{call}(q): expected a tensor of shape ({channels},), got {shape}")
@@ -180,13 +184,21 @@ def _description(call: str, layer: nn.Module | Convolution | Tensor) -> Convolut
         require_dense(call, "layer", layer)
         if layer.dim() != 2:
             raise ValueError(f"{call}(layer): expected a matrix (outputs, inputs), got shape {tuple(layer.shape)}")
-        return Convolution(layer[:, :, None])
+        return Convolution(full_weight(layer)[:, :, None])
     if not isinstance(layer, (Convolution, *LAYERS)):
         raise TypeError(
             f"{call}(layer): cannot rescale {type(layer).__name__}; expected Linear, a Conv or ConvTranspose layer, a "
             f"gramcert.Convolution or a matrix"
         )
     return Convolution.of(layer)
+
+
+def largest_entry(call: str, weight: Tensor) -> Tensor:
+    """The largest absolute value of a weight, a constant, or 1 if all are 0; what is not finite is an error."""
+    largest = weight.detach().abs().amax()
+    if can_be_read(largest) and not bool(torch.isfinite(largest)):
+        require_finite(call, "layer", weight)
+    return positive(largest)
 
 
 def check_choice(call: str, name: str, value: object, choices: tuple[str, ...]) -> None:
