@@ -133,3 +133,13 @@ def test_products_that_lose_bits_are_noticed(monkeypatch):
 
 def _checked():
     return rounding.checked_arithmetic("somewhere")
+
+
+def test_row_norms_are_rounded_up():
+    """Against exact rational arithmetic, and hardly above it."""
+    generator = torch.Generator().manual_seed(0)
+    for scale in (1e-150, 1.0, 1e150):
+        rows = scale * torch.randn(20, 7, generator=generator, dtype=torch.float64)
+        for row, found in zip(rows, rounding.row_norms_up(rows), strict=True):
+            exact = sum(Fraction(float(value)) ** 2 for value in row)
+            assert exact <= Fraction(float(found)) ** 2 <= exact * Fraction(1 + 1e-13)

@@ -169,3 +169,8 @@ def test_bad_input(arguments, error, message):
 def test_spectra_are_immutable():
     with pytest.raises(AttributeError, match="cannot assign to field 'error'"):
         Spectrum(torch.zeros(1), 0.0).error = 1.0
+
+
+def test_layers_without_values_are_refused():
+    with pytest.raises(TypeError, match=r"singular_values\(layer\): expected a dense tensor with values, got a meta"):
+        singular_values(torch.nn.Conv2d(1, 1, 3, device="meta"), 8)
