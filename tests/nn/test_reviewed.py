@@ -303,6 +303,24 @@ def test_wrappers_are_looked_through_and_graphs_refused():
         lipschitz_bound(gnn.export(gnn.MaxMin()))
 
 
+class Pretender(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self._orig_mod = nn.ReLU()
+
+    def forward(self, x):
+        return 5 * x
+
+
+def test_only_the_wrappers_of_torch_are_looked_through():
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(Pretender\): its constant is not known"):
+        lipschitz_bound(Pretender())
+    wrapped = nn.DataParallel(nn.ReLU())
+    wrapped.register_forward_hook(lambda module, args, output: 5 * output)
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(DataParallel\)"):
+        lipschitz_bound(wrapped)
+
+
 def test_layers_made_for_one_size_refuse_others():
     layer = gnn.SLLConv2d(2, 3, 3, input_size=4)
     assert layer(torch.zeros(1, 2, 4, 4)).shape == (1, 2, 4, 4)

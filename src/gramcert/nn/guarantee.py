@@ -112,14 +112,16 @@ def _require_own_guarantee(call: str, module: nn.Module) -> None:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """What torch.compile and parallel wrappers call."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)  # torch.compile's class would take a second to import
-        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner = module.module
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
+    """What wrappers of torch itself call: those of torch.compile (whose class takes a second to import) and DDP."""
+    kind = type(module)
+    inner: object = None
+    if kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo."):
+        inner = getattr(module, "_orig_mod", None)
+    elif kind in (nn.DataParallel, nn.parallel.DistributedDataParallel):
+        inner = module.module
+    if not isinstance(inner, nn.Module) or module._forward_hooks or module._forward_pre_hooks:
+        return module
+    return _unwrapped(inner)
 
 
 def _axes(module: nn.Module) -> int | None:
