@@ -1,5 +1,6 @@
 """What the layers of this package share: a check of the input, a computation that can be traced, a guarantee."""
 
+import abc
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from gramcert.nn.torch_layers import Size
 
 
-class Layer(nn.Module):
+class Layer(nn.Module, abc.ABC):
     """A 1-Lipschitz layer without weights, or with weights that it may use as they are.
 
     Subclasses say what they :meth:`compute` by operations that torch can trace, whatever the number of axes;
@@ -24,9 +25,9 @@ class Layer(nn.Module):
     def check(self, x: Tensor) -> None:
         """Refuse what the layer cannot take."""
 
+    @abc.abstractmethod
     def compute(self, x: Tensor) -> Tensor:
         """The layer itself."""
-        raise NotImplementedError
 
     def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
         """Its certified constant, and the spatial size of its output."""

@@ -73,10 +73,6 @@ class _Residual(nn.Module):
         if self.log_q is not None:
             nn.init.zeros_(self.log_q)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The layer itself."""
-        raise NotImplementedError
-
     def outer_weight(self) -> Tensor:
         """2R²Wᵀ, the weight that leads back to the channels, in the layout of the inner one."""
         return self._rescaled()[0]
