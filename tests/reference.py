@@ -16,16 +16,7 @@ def sigma(matrix):
 
 def dense_norm(layer: Convolution, input_size):
     """Norm of the layer as a dense float64 matrix."""
-    layer = Convolution(
-        layer.kernel.detach().double(),
-        layer.stride,
-        layer.padding,
-        layer.padding_mode,
-        layer.dilation,
-        layer.groups,
-        layer.transposed,
-        layer.output_padding,
-    )
+    layer = layer.with_kernel(layer.kernel.detach().double())
     return sigma(layer.to_dense(input_size))
 
 

@@ -20,16 +20,7 @@ def scaled(layer, factors, side):
     grouped = layer.kernel.reshape(layer.groups, -1, *layer.kernel.shape[1:])
     shape = (1, -1) if (side == "input") != layer.transposed else (-1, 1)
     kernel = grouped * factors.reshape(layer.groups, *shape, *(1,) * layer.axes)
-    return Convolution(
-        kernel.reshape(layer.kernel.shape),
-        layer.stride,
-        layer.padding,
-        layer.padding_mode,
-        layer.dilation,
-        layer.groups,
-        layer.transposed,
-        layer.output_padding,
-    )
+    return layer.with_kernel(kernel.reshape(layer.kernel.shape))
 
 
 @given(layers(), st.integers(1, 4), st.sampled_from(["input", "output"]), st.integers(0, 2**31))
