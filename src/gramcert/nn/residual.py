@@ -78,16 +78,15 @@ class _Residual(nn.Module):
         return self._rescaled()[0]
 
     def _rescaled(self) -> tuple[Tensor, Tensor]:
-        """The outer weight, and R in float64.
+        """The outer weight, and R in float64, as it is after R² has been rounded.
 
         R of W/s is s·R, whatever the scale s. Computed so, nothing overflows: R² alone might.
         """
         weight = full_weight(self.weight)
         scale = largest_entry(type(self).__name__, weight)
-        factors = self._factors(weight / scale)
-        column = factors.reshape(-1, *(1,) * (weight.dim() - 1))
-        outer = (2 * column.square() * (weight / scale)) / scale
-        return outer.to(self.weight.dtype), factors.detach().double() / scale.double()
+        squares = self._factors(weight / scale).square()
+        outer = (2 * squares.reshape(-1, *(1,) * (weight.dim() - 1)) * (weight / scale)) / scale
+        return outer.to(self.weight.dtype), squares.detach().double().sqrt() / scale.double()
 
     def _factors(self, weight: Tensor) -> Tensor:
         """R of a weight, one factor per hidden channel, in float32 or better."""
