@@ -52,9 +52,8 @@ def literal_gram(matrix, iterations, norm):
     return value ** (2.0**-iterations) * torch.exp(2.0**-iterations * log)
 
 
-def literal_toeplitz(kernel, iterations, norm="inf"):
-    """Algorithm 3 line by line: correlate the kernel with itself by torch's convolution."""
-    kernel = kernel if kernel.shape[0] <= kernel.shape[1] else kernel.transpose(0, 1)
+def correlated(kernel, iterations):
+    """The loop of Algorithm 3: the kernel correlated with itself, divided by its norms, and their logarithm."""
     convolve = (F.conv1d, F.conv2d, F.conv3d)[kernel.dim() - 3]
     log = torch.zeros((), dtype=kernel.dtype)
     for _ in range(iterations):
@@ -62,6 +61,13 @@ def literal_toeplitz(kernel, iterations, norm="inf"):
         log = 2 * (log + torch.log(size))
         kernel = kernel / size
         kernel = convolve(kernel, kernel, padding=tuple(k - 1 for k in kernel.shape[2:]))
+    return kernel, log
+
+
+def literal_toeplitz(kernel, iterations, norm="inf"):
+    """Algorithm 3 line by line: correlate the kernel with itself by torch's convolution."""
+    kernel = kernel if kernel.shape[0] <= kernel.shape[1] else kernel.transpose(0, 1)
+    kernel, log = correlated(kernel, iterations)
     if norm == "inf":
         value = kernel.abs().sum(tuple(range(1, kernel.dim()))).max()
     else:
@@ -91,13 +97,7 @@ def supremum(kernel, samples=64):
 
 def literal_rescaling(kernel, iterations):
     """1/R of Theorem 7 on the output channels of a kernel, line by line: torch's convolution loop, by autograd."""
-    convolve = (F.conv1d, F.conv2d, F.conv3d)[kernel.dim() - 3]
-    log = torch.zeros((), dtype=kernel.dtype)
-    for _ in range(iterations):
-        size = kernel.norm()
-        log = 2 * (log + torch.log(size))
-        kernel = kernel / size
-        kernel = convolve(kernel, kernel, padding=tuple(k - 1 for k in kernel.shape[2:]))
+    kernel, log = correlated(kernel, iterations)
     sums = kernel.abs().sum(tuple(range(1, kernel.dim())))
     return sums ** (2.0**-iterations) * torch.exp(2.0**-iterations * log)
 

@@ -95,6 +95,11 @@ def test_changes_after_construction():
     block = gnn.Concatenation(nn.Identity(), nn.Identity())
     block.parts.append(nn.Identity())
     assert jacobian_norm(block, torch.zeros(1, 2)) <= lipschitz_bound(block)
+    block.factor = -2.0
+    assert jacobian_norm(block, torch.zeros(1, 2)) <= lipschitz_bound(block)
+    block = gnn.Residual(gnn.Abs())
+    block.weight = -3.0
+    assert jacobian_norm(block, -torch.ones(1, 2)) <= lipschitz_bound(block)
     pool = gnn.ScaledAvgPool(2)
     pool.stride = (1, 1)
     assert jacobian_norm(pool, torch.zeros(1, 1, 4, 4)) <= lipschitz_bound(pool)

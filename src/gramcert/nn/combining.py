@@ -54,9 +54,10 @@ class Residual(Layer):
         constant, after = constant_and_size(call, self.module, size)
         if size is not None and after != size:
             raise ValueError(f"{call}(Residual): its module turns size {size} into {after}, so they cannot be added")
-        part = times(1.0 if self.weight is None else self.weight, constant)
-        total = self.keep + part
-        return (total if total - self.keep == part and total - part == self.keep else up(total)), size
+        keep, part = abs(self.keep), times(1.0 if self.weight is None else abs(self.weight), constant)
+        total = keep + part
+        # These differences are the two parts exactly if and only if the sum was not rounded.
+        return (total if total - keep == part and total - part == keep else up(total)), size
 
     def extra_repr(self) -> str:
         """For printing."""
@@ -100,7 +101,7 @@ class Concatenation(Layer):
         squares = 0.0
         for constant in constants:
             squares = up(squares + up(constant * constant))
-        return times(self.factor, root_up(squares)), sizes.pop()
+        return times(abs(self.factor), root_up(squares)), sizes.pop()
 
     def extra_repr(self) -> str:
         """For printing."""

@@ -84,8 +84,9 @@ class _Residual(nn.Module):
         """
         weight = full_weight(self.weight)
         scale = largest_entry(type(self).__name__, weight)
-        squares = self._factors(weight / scale).square()
-        outer = (2 * squares.reshape(-1, *(1,) * (weight.dim() - 1)) * (weight / scale)) / scale
+        moderate = weight / scale
+        squares = self._factors(moderate).square()
+        outer = (2 * squares.reshape(-1, *(1,) * (weight.dim() - 1)) * moderate) / scale
         return outer.to(self.weight.dtype), squares.detach().double().sqrt() / scale.double()
 
     def _factors(self, weight: Tensor) -> Tensor:
