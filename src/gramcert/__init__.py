@@ -6,6 +6,7 @@ from gramcert.bounds.gram import gram_norm
 from gramcert.bounds.layer import norm2
 from gramcert.bounds.toeplitz import norm2_toep
 from gramcert.bounds.transfer import norm2_sampled, sampling_factor
+from gramcert.certification.accuracy import CertifiedAccuracy, certify
 from gramcert.certified.choose import spectral_norm
 from gramcert.certified.spectrum import Spectrum, singular_values
 from gramcert.enclosure import Enclosure
@@ -15,9 +16,11 @@ from gramcert.nn.guarantee import lipschitz_bound
 __version__ = "0.1.0"
 
 __all__ = [
+    "CertifiedAccuracy",
     "Convolution",
     "Enclosure",
     "Spectrum",
+    "certify",
     "gram_norm",
     "lipschitz_bound",
     "nn",

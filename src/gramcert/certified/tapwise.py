@@ -7,6 +7,7 @@ out here as k^D matrix products on gathered inputs, so that no convolution routi
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,40 +33,58 @@ class TapwiseLayer:
         self._amount = up(max(crude_norm(kernel) for kernel in kernels) * repetition)
 
     def apply(self, x: Tensor) -> Tensor:
-        """The layer on one input."""
+        """The layer on inputs (..., groups, in, *sizes)."""
+        first = x.dim() - len(self.axes)  # of the spatial dimensions
         x = torch.nn.functional.pad(x, (0, 1) * len(self.axes))  # the place that stands for a zero
-        for dim, places in enumerate(self._padded, 2):
+        for dim, places in enumerate(self._padded, first):
             x = x.index_select(dim, places)
-        y = x.new_zeros(*self.output_shape[:2], math.prod(self.output_shape[2:]))
+        shape = (*x.shape[: first - 2], *self.output_shape)
+        y = x.new_zeros(*shape[:first], math.prod(shape[first:]))
         for tap in self._taps:
-            y += at_tap(self.kernels, tap) @ self._read(x, tap).flatten(2)
-        return y.reshape(self.output_shape)
+            y += at_tap(self.kernels, tap) @ self._read(x, tap).flatten(first)
+        return y.reshape(shape)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """The adjoint on one output."""
-        x = y.new_zeros(*self.input_shape[:2], *(axis.used for axis in self.axes))
-        flat = y.flatten(2)
+        """The adjoint on outputs (..., groups, out, *outputs)."""
+        first = y.dim() - len(self.axes)
+        x = y.new_zeros(*y.shape[: first - 2], *self.input_shape[:2], *(axis.used for axis in self.axes))
+        flat = y.flatten(first)
         for tap in self._taps:
             part = self._read(x, tap)
             part += (at_tap(self.kernels, tap).mT @ flat).reshape(part.shape)
-        for dim, (axis, places) in enumerate(zip(self.axes, self._padded, strict=True), 2):
+        for dim, (axis, places) in enumerate(zip(self.axes, self._padded, strict=True), first):
             folded = x.new_zeros(*x.shape[:dim], axis.size + 1, *x.shape[dim + 1 :])
             x = folded.index_add_(dim, places, x).narrow(dim, 0, axis.size)
         return x
 
+    @property
+    def absolute_norm(self) -> float:
+        """Upper bound of the norm of |T|, the map with the absolute values of the weights; so also of T."""
+        return self._amount
+
+    @property
+    def terms(self) -> int:
+        """At least the number of products that are summed in one entry of Tx."""
+        return self.kernels[0, 0].numel() + 1
+
+    @property
+    def adjoint_terms(self) -> int:
+        """At least the number of products that are summed in one entry of Tᵀy."""
+        copies = math.prod(axis.repetition for axis in self.axes)
+        return self.kernels[0, :, 0].numel() * copies + len(self.axes) + 1
+
     def norm_below(self, x: Tensor) -> float:
         """Lower bound of ‖Tx‖/‖x‖, rounding included."""
         image = self.apply(x)
-        terms = self.kernels[0, 0].numel() + 1
-        size = norm_up(x)
+        terms, size = self.terms, norm_up(x)
         error = up(up(gamma(terms) * up(self._amount * size)) + underflow(2 * terms * image.numel()))
         norm = down(norm_down(image) - error)
         return max(0.0, down(norm / size)) if size > 0 else 0.0
 
     def _read(self, padded: Tensor, tap: tuple[int, ...]) -> Tensor:
         """A view of the padded input: what the outputs read with one tap."""
-        slices = tuple(axis.read_by(index) for axis, index in zip(self.axes, tap, strict=True))
-        return padded[(slice(None), slice(None), *slices)]
+        places: tuple[Any, ...] = tuple(axis.read_by(index) for axis, index in zip(self.axes, tap, strict=True))
+        return padded[(..., *places)]
 
 
 def at_tap(kernels: Tensor, tap: tuple[int, ...]) -> Tensor:

@@ -5,18 +5,24 @@ from typing import Annotated
 import typer
 
 import gramcert
+from gramcert.cli.attack import attack
+from gramcert.cli.certify import certify
 from gramcert.cli.compare import compare
 from gramcert.cli.norm import norm
+from gramcert.cli.train import train
 
 app = typer.Typer(
     name="gramcert",
-    help="Certified spectral norms of convolution layers.",
+    help="Certified spectral norms of layers, and certified networks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(norm)
 app.command()(compare)
+app.command()(train)
+app.command()(certify)
+app.command()(attack)
 
 
 def _print_version(wanted: bool) -> None:

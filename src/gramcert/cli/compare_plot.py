@@ -1,7 +1,6 @@
 """A comparison as a plot: signed error against time."""
 
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,6 @@ INK, QUIET, SHADE = "#222222", "#777777", "#F4F1EC"
 
 # Errors below this many per cent are drawn on a linear scale around 0.
 LINEAR_PERCENT = 0.01
-
-FORMATS = (".png", ".svg", ".pdf")
-
-
-def require_plotting(path: Path) -> None:
-    """Refuse before any work is done what could not be written after it."""
-    if find_spec("matplotlib") is None:
-        raise BadInput("--plot: needs the extra: pip install 'gramcert[plot]'")
-    if path.suffix.lower() not in FORMATS:
-        raise BadInput(f"--plot {path}: expected a file ending in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise BadInput(f"--plot {path}: no such directory")
-    if path.is_dir():
-        raise BadInput(f"--plot {path}: is a directory")
 
 
 def save_plot(comparison: Comparison, heading: str, path: Path) -> None:

@@ -1,10 +1,23 @@
-"""Sizes and paddings as they are written on the command line."""
+"""Options that several commands share, and how sizes, paddings and radii are written."""
+
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from gramcert.cli.errors import BadInput
 from gramcert.geometry.convolution import Padding
 
 # Larger sizes are mistakes: no layer has them, and torch counts in 64 bits.
 LARGEST = 2**31 - 1
+
+DATA = Annotated[
+    Path | None,
+    typer.Option(envvar="GRAMCERT_DATA", help="Archive or folder of the images; not needed for digits."),
+]
+RADII = Annotated[str, typer.Option(help="l2 radii, such as 36/255,0.5.")]
 
 
 def parse_sizes(option: str, text: str) -> int | tuple[int, ...]:
@@ -31,3 +44,29 @@ def parse_padding(text: str) -> Padding:
     if any(len(pair) not in (1, 2) for pair in sides):
         raise BadInput(f"--padding {text!r}: expected 1, or 1,2 per axis, or before:after per axis, or same, or valid")
     return [(pair[0], pair[-1]) for pair in sides]
+
+
+def parse_radii(text: str) -> dict[str, float]:
+    """``36/255,0.5``: each radius as it is written, and as the smallest float that is not below it."""
+    result = {}
+    for part in text.split(","):
+        try:
+            exact = Fraction(part.strip())
+        except (ValueError, ZeroDivisionError):
+            raise BadInput(f"--radii {text!r}: expected numbers or fractions like 36/255,0.5") from None
+        value = float(exact)
+        if value < 0 or not math.isfinite(value):
+            raise BadInput(f"--radii {text!r}: expected radii of at least 0")
+        result[part.strip()] = value if Fraction(value) >= exact else math.nextafter(value, math.inf)
+    return result
+
+
+def parse_changes(option: str, texts: list[str]) -> dict[str, str]:
+    """``field=value``, once or more."""
+    changes = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise BadInput(f"{option} {text!r}: expected FIELD=VALUE")
+        changes[name.strip()] = value.strip()
+    return changes

@@ -57,7 +57,7 @@ def lipschitz_bound(module: nn.Module, input_size: Sizes | None = None) -> float
 
 def constant_and_size(call: str, module: nn.Module, size: Size) -> tuple[float, Size]:
     """The constant of a module and the spatial size of its output, from that of its input; ``None`` is every size."""
-    module = _unwrapped(module)
+    module = unwrapped(module)
     if isinstance(module, torch.fx.GraphModule):
         name = type(module).__name__
         raise TypeError(f"{call}({name}): a traced graph is not known as a layer; ask the model that it was made from")
@@ -111,7 +111,7 @@ def _require_own_guarantee(call: str, module: nn.Module) -> None:
             raise TypeError(f"{call}({kind.__name__}): it overrides {names}, but has no guarantee(call, size)")
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
     """What wrappers of torch itself call: those of torch.compile (whose class takes a second to import) and DDP."""
     kind = type(module)
     inner: object = None
@@ -121,7 +121,7 @@ def _unwrapped(module: nn.Module) -> nn.Module:
         inner = module.module
     if not isinstance(inner, nn.Module) or module._forward_hooks or module._forward_pre_hooks:
         return module
-    return _unwrapped(inner)
+    return unwrapped(inner)
 
 
 def _axes(module: nn.Module) -> int | None:

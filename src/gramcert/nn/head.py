@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gramcert.bounds.gram import positive
+from gramcert.certified.margins import radii
 from gramcert.geometry.convolution import full_weight
-from gramcert.rounding import next_down, next_up, row_norms_up
 
 
 class UnitRows(nn.Module):
@@ -76,14 +76,5 @@ class NormalizedLinear(nn.Linear):
         values = logits.detach().cpu().double()
         if not bool(torch.isfinite(values).all()):
             raise ValueError("NormalizedLinear.radius(logits): expected finite logits")
-        top, winner = values.max(1)
-        margins = next_down(top[:, None] - values)
-        radii = next_down(margins / self._distances(lipschitz)[winner])
-        return radii.scatter(1, winner[:, None], float("inf")).amin(1).clamp_min(0).to(logits.device)
-
-    def _distances(self, lipschitz: float) -> Tensor:
-        """L·‖w_i - w_j‖ rounded up."""
-        rows = self.weight.detach().cpu().double()
-        # Differences are rounded once: the next float away from zero is beyond the exact one.
-        norms = torch.stack([row_norms_up(next_up((rows - row).abs())) for row in rows])
-        return next_up(norms * lipschitz)
+        exact = values.new_zeros(len(values))
+        return radii(self.weight, values, lipschitz, exact, exact).to(logits.device)

@@ -132,7 +132,7 @@ class Subsample(Layer):
 
 def root_float32(square: Fraction) -> float:
     """The largest float32 that is at most the square root: exact in every wider type, so that norms stay at most 1."""
-    value = torch.tensor(math.sqrt(square), dtype=torch.float32)
+    value = torch.tensor(math.sqrt(square), dtype=torch.float32, device="cpu")
     while Fraction(float(value)) ** 2 > square:
         value = torch.nextafter(value, torch.zeros_like(value))
     return float(value)

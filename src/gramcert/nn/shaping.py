@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramcert.arguments import axis_sizes
+from gramcert.arguments import axis_sizes, can_be_read
 from gramcert.nn.layer import Layer, expected
 from gramcert.nn.torch_layers import Size
 
@@ -48,7 +48,7 @@ class Shift(Layer):
     def __init__(self, values: Sequence[float] | Tensor) -> None:
         super().__init__()
         tensor = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach().clone()
-        if tensor.dim() != 1 or not bool(torch.isfinite(tensor).all()):
+        if tensor.dim() != 1 or (can_be_read(tensor) and not bool(torch.isfinite(tensor).all())):
             raise ValueError(f"Shift(values): expected a sequence of finite numbers, got {values}")
         self.register_buffer("values", tensor)
 

@@ -1,0 +1,1 @@
+"""From a network to certified accuracy: logits with their rounding, radii, accuracy, attacks."""

@@ -1,0 +1,167 @@
+"""``certify``: clean and certified accuracy of a network on labelled inputs, rounding included."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.arguments import require_finite
+from gramcert.certification.forward import CertifiedForward, open_chain
+from gramcert.certification.rounded import Linear
+from gramcert.certified.margins import radii as margin_radii
+from gramcert.geometry.convolution import effective_weight
+from gramcert.rounding import checked_arithmetic
+
+# How much of what is done, for whoever shows it: what, how many, of how many (``None`` if that is not known).
+Report = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class CertifiedAccuracy:
+    """What is known about a network on a set of labelled inputs.
+
+    Attributes:
+        clean: share of inputs whose class is right.
+        certified: for each radius, the share of inputs whose class is right and stays so for every change of l2 norm up
+            to that radius.
+        lipschitz: certified constant of everything before the last layer.
+        labels: the true classes.
+        predictions: the computed classes; -1 for ties.
+        radii: certified radius of each input, 0 where the prediction is wrong.
+        error: largest bound of the distance between computed and exact features.
+    """
+
+    clean: float
+    certified: dict[float, float]
+    lipschitz: float
+    labels: Tensor
+    predictions: Tensor
+    radii: Tensor
+    error: float
+
+    def at(self, radius: float, label: int | None = None) -> float:
+        """Certified accuracy at any radius, of all inputs or of one class."""
+        chosen = self.radii if label is None else self.radii[self.labels == label]
+        return float((chosen > radius).double().mean())
+
+    def clean_of(self, label: int) -> float:
+        """Accuracy on the inputs of one class."""
+        chosen = self.labels == label
+        return float((self.predictions[chosen] == label).double().mean())
+
+
+def certify(
+    model: nn.Module,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    radii: Sequence[float],
+    *,
+    report: Report = lambda what, done, total: None,
+) -> CertifiedAccuracy:
+    """Clean accuracy, and accuracy certified against every change of an input up to each radius, in the l2 norm.
+
+    The claim is about the network over the real numbers with its weights as stored: the constant of every layer is
+    certified, and the logits are computed in float64 together with a bound of their rounding, which is taken off the
+    margins (``docs/what-is-certified.md``). Ties certify nothing.
+
+    Args:
+        model: a ``Sequential`` of layers that :func:`gramcert.lipschitz_bound` knows, the last one linear.
+        loader: batches of inputs and labels; all inputs have one shape.
+        radii: at which certified accuracy is given.
+        report: told what is being done; for progress bars.
+
+    Example:
+        >>> import torch, gramcert
+        >>> model = torch.nn.Sequential(gramcert.nn.SRLinear(2, 2), gramcert.nn.NormalizedLinear(2, 2))
+        >>> with torch.no_grad():
+        ...     model[0].weight, model[0].bias[:] = torch.eye(2), 0.0
+        ...     model[1].weight, model[1].bias[:] = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), 0.0
+        >>> batch = torch.tensor([[3.0, 0.0], [-0.5, 1.0], [0.0, 1.0]]), torch.tensor([0, 1, 0])
+        >>> found = gramcert.certify(model, [batch], [0.25, 1.0])
+        >>> print(f"{found.clean:.3f} {found.certified[0.25]:.3f} {found.certified[1.0]:.3f}")
+        0.667 0.667 0.333
+    """
+    call = "certify"
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{call}(model): expected a torch.nn.Module, got {type(model).__name__}")
+    for radius in radii:
+        if not (isinstance(radius, (int, float)) and 0 <= radius < math.inf):
+            raise ValueError(f"{call}(radii): expected numbers of at least 0, got {radius!r}")
+    features, head = _split(call, model)
+    weight = effective_weight(call, head, nn.Linear)
+    require_finite(call, "the last layer's weight", weight)
+    forward: CertifiedForward | None = None
+    shape: tuple[int, ...] = ()
+    labels, predictions, found, largest = [], [], [], 0.0
+    with checked_arithmetic(call):
+        last = Linear(weight, None)
+        for inputs, truth in loader:
+            x = _checked(call, inputs, truth, head.out_features)
+            if forward is None:
+                shape = tuple(x.shape[1:])
+                forward = CertifiedForward.of(call, features, shape[1:], lambda *done: report("layers", *done))
+            if tuple(x.shape[1:]) != shape:
+                raise ValueError(f"{call}(loader): expected inputs of shape {shape}, got {tuple(x.shape[1:])}")
+            values, distance = forward(x)
+            if values.dim() != 2:
+                raise ValueError(f"{call}(model): its last layer expects vectors, got shape {tuple(values.shape)}")
+            logits, rounding = last(values, head.bias)
+            require_finite(call, "logits", logits)
+            winner = _winner(logits)
+            certified = margin_radii(weight, logits, max(forward.lipschitz, _SMALLEST), rounding, distance)
+            labels.append(truth.cpu())
+            predictions.append(winner)
+            found.append(torch.where(winner == truth.cpu(), certified, 0.0))
+            largest = max(largest, float(distance.max()))
+            report("inputs", sum(map(len, labels)), None)
+    if forward is None:
+        raise ValueError(f"{call}(loader): expected at least one batch")
+    every_label, every_prediction, every_radius = torch.cat(labels), torch.cat(predictions), torch.cat(found)
+    return CertifiedAccuracy(
+        clean=float((every_prediction == every_label).double().mean()),
+        certified={radius: float((every_radius > radius).double().mean()) for radius in radii},
+        lipschitz=forward.lipschitz,
+        labels=every_label,
+        predictions=every_prediction,
+        radii=every_radius,
+        error=largest,
+    )
+
+
+# In place of a constant of 0, that of a network which ignores its input.
+_SMALLEST = 2.0**-500
+
+
+def _split(call: str, model: nn.Module) -> tuple[list[nn.Module], nn.Linear]:
+    """What comes before the last layer, and that layer."""
+    layers = open_chain(call, [model])
+    if not layers or not isinstance(layers[-1], nn.Linear):
+        kind = type(layers[-1]).__name__ if layers else "nothing"
+        raise TypeError(f"{call}(model): expected a Sequential that ends in a linear layer, got {kind} at its end")
+    if layers[-1].out_features < 2:
+        raise ValueError(f"{call}(model): expected a last layer with at least two outputs")
+    return layers[:-1], layers[-1]
+
+
+def _checked(call: str, inputs: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """Inputs in float64, which holds every narrower type exactly."""
+    if not isinstance(inputs, Tensor) or not isinstance(truth, Tensor):
+        raise TypeError(f"{call}(loader): expected pairs of tensors, inputs and labels")
+    if not inputs.is_floating_point() or inputs.dim() < 2 or not len(inputs):
+        raise ValueError(
+            f"{call}(loader): expected floating-point inputs (batch, ...), got {inputs.dtype} of shape "
+            f"{tuple(inputs.shape)}"
+        )
+    if truth.shape != inputs.shape[:1] or truth.is_floating_point():
+        raise ValueError(f"{call}(loader): expected {len(inputs)} integer labels, got shape {tuple(truth.shape)}")
+    if int(truth.min()) < 0 or int(truth.max()) >= classes:
+        raise ValueError(f"{call}(loader): expected labels from 0 to {classes - 1}")
+    require_finite(call, "inputs", inputs)
+    return inputs.detach().cpu().double()
+
+
+def _winner(logits: Tensor) -> Tensor:
+    """The class of the largest logit, or -1 if several are largest."""
+    top, winner = logits.max(1)
+    return torch.where((logits == top[:, None]).sum(1) == 1, winner, -1)

@@ -1,0 +1,149 @@
+"""l2 attacks on a network, by foolbox: how small a change of each input was found that changes its class.
+
+An attack shows that an input is *not* robust at a distance; a certificate that it *is*. An attack that succeeds inside
+a certified radius would refute the certificate, and is looked for here.
+"""
+
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.rounding import norm_up
+
+# Of all images in a batch, which attack is at work, how many images are done, of how many.
+Report = Callable[[str, int, int], None]
+
+ATTACKS = ("DDN", "Carlini-Wagner", "projected gradient")
+
+# How much closer to its image a change is made, to see whether it still succeeds.
+_BISECTIONS = 12
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What attacks found.
+
+    Attributes:
+        distances: for each input the least l2 norm of a change that gives it another class than its label; 0 where the
+            class is wrong without a change, infinity where no attack found one.
+        best: for each input the attack that found it, an index of :data:`ATTACKS`; -1 for none.
+    """
+
+    distances: Tensor
+    best: Tensor
+
+    def accuracy(self, radius: float) -> float:
+        """Share of inputs for which no change up to that norm was found."""
+        return float((self.distances > radius).double().mean())
+
+
+def attack(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    radii: Sequence[float],
+    *,
+    steps: int = 100,
+    batch: int = 250,
+    report: Report = lambda name, done, total: None,
+) -> AttackResult:
+    """Look for the smallest change of each input, within [0, 1], that changes its class: DDN, Carlini-Wagner, PGD.
+
+    The first two minimise the norm; projected gradient tries each radius, on the inputs that withstood so far. A change
+    counts only if the network in float64 gives the wrong class too.
+
+    Args:
+        model: a ``Sequential`` of layers that :func:`gramcert.lipschitz_bound` knows.
+        inputs: in [0, 1], shape (count, channels, *sizes).
+        labels: their classes.
+        radii: for projected gradient.
+        steps: gradient steps of each attack at each trial.
+        batch: inputs attacked at once.
+        report: told how far it is; for progress bars.
+    """
+    call = "attack"
+    if not inputs.numel() or labels.shape != inputs.shape[:1]:
+        raise ValueError(f"{call}(inputs, labels): expected as many labels as inputs, got {len(labels)}")
+    if float(inputs.min()) < 0 or float(inputs.max()) > 1:
+        raise ValueError(f"{call}(inputs): expected values from 0 to 1")
+    if steps < 1 or batch < 1:
+        raise ValueError(f"{call}(steps={steps}, batch={batch}): expected positive numbers")
+    foolbox = _foolbox()
+    from gramcert.nn.baking import export
+
+    plain = export(model).requires_grad_(False)
+    target = foolbox.PyTorchModel(plain, bounds=(0, 1), device=inputs.device)
+    attacks = (
+        foolbox.attacks.DDNAttack(steps=steps),
+        foolbox.attacks.L2CarliniWagnerAttack(binary_search_steps=4, steps=steps, stepsize=0.01, abort_early=True),
+        foolbox.attacks.L2ProjectedGradientDescentAttack(rel_stepsize=2.5 / steps, steps=steps),
+    )
+    exact = plain_in_float64(model)
+    distances = torch.zeros(len(inputs), dtype=torch.float64)
+    best = torch.full((len(inputs),), -1)
+    for start in range(0, len(inputs), batch):
+        part = slice(start, start + batch)
+        x, truth = inputs[part], labels[part]
+        found = torch.where(exact(x) == truth, float("inf"), 0.0).double()
+        by = torch.full((len(x),), -1)
+        for number, (name, method) in enumerate(zip(ATTACKS, attacks, strict=True)):
+            report(name, start, len(inputs))
+            limits = [None] if number < 2 else sorted(radii, reverse=True)
+            for limit in limits:
+                # Inputs that are wrong already, or were changed within the limit, are done.
+                (chosen,) = torch.where(found > (limit or 0))
+                if not len(chosen):
+                    continue
+                _, changed, _ = method(target, x[chosen], truth[chosen], epsilons=limit)
+                lengths = _lengths(exact, x[chosen], changed.detach(), truth[chosen])
+                better = lengths < found[chosen]
+                found[chosen[better]] = lengths[better]
+                by[chosen[better]] = number
+        distances[part], best[part] = found, by
+    report(ATTACKS[-1], len(inputs), len(inputs))
+    return AttackResult(distances, best)
+
+
+def plain_in_float64(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The class that the network gives in float64 with its weights as they are."""
+    from gramcert.nn.baking import export
+
+    wide = export(model).cpu().double()
+
+    def classes(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            result: Tensor = wide(x.cpu().double()).argmax(1)
+        return result
+
+    return classes
+
+
+def _lengths(exact: Callable[[Tensor], Tensor], x: Tensor, changed: Tensor, truth: Tensor) -> Tensor:
+    """Norm of each change that gives a wrong class; infinity where it does not."""
+    wrong = exact(changed) != truth.cpu()
+    # The changed input in between that is still wrong: attacks stop a little beyond the boundary.
+    inside, outside = torch.zeros(len(x)), torch.ones(len(x))
+    for _ in range(_BISECTIONS):
+        middle = (inside + outside) / 2
+        between = torch.lerp(x, changed, middle.to(x)[:, None, None, None])
+        still = exact(between) != truth.cpu()
+        outside, inside = torch.where(still, middle, outside), torch.where(still, inside, middle)
+    final = torch.lerp(x, changed, outside.to(x)[:, None, None, None])
+    final = torch.where((exact(final) != truth.cpu()).to(x.device)[:, None, None, None], final, changed)
+    change = final.cpu().double() - x.cpu().double()
+    norms = torch.tensor([norm_up(row) for row in change], dtype=torch.float64)
+    return torch.where(wrong, norms, float("inf"))
+
+
+def _foolbox() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the modules that foolbox imports and we do not use
+        try:
+            return importlib.import_module("foolbox")
+        except ImportError:
+            raise ValueError("attack: needs foolbox (pip install 'gramcert[attack]')") from None

@@ -1,0 +1,203 @@
+"""Layers in float64, each with a bound of its own rounding for every sample.
+
+Sums of products are matrix products on the CPU, so that no convolution routine has to be trusted; a sum of n products,
+in any order, is off by at most γ_n·Σ|products|, and Σ|products| over all entries is at most ‖|A|‖·‖x‖ in norm. Weights
+are widened to float64, which loses nothing.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.certified.tapwise import TapwiseLayer
+from gramcert.geometry.axis import layer_axes
+from gramcert.geometry.convolution import Convolution, effective_weight
+from gramcert.nn.activations import Abs, GroupSort, Householder, MaxMin
+from gramcert.nn.pooling import L2Pool, ScaledAvgPool, Subsample
+from gramcert.nn.shaping import BatchCentering, Centering, PadChannels, Shift
+from gramcert.nn.torch_layers import Size
+from gramcert.rounding import gamma, next_up, norm_up, root_up, row_norms_up, underflow, up
+
+# What a layer does to a batch in float64: its values, and for each sample a bound of the rounding in them.
+Rounded = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+# They move, select or negate numbers, and round nothing.
+_EXACT: tuple[type[nn.Module], ...] = (
+    nn.Identity,
+    nn.Flatten,
+    nn.PixelShuffle,
+    nn.PixelUnshuffle,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    PadChannels,
+    Subsample,
+    MaxMin,
+    GroupSort,
+    Abs,
+)
+
+
+class Linear:
+    """x ↦ Ax by matrix products; A a matrix on the last axis, or a convolution at one input size, without its bias."""
+
+    def __init__(self, layer: Convolution | Tensor, size: Size) -> None:
+        self.matrix: Tensor | None = None
+        if isinstance(layer, Tensor):
+            self.matrix = layer.detach().cpu().double()
+            layer, size = Convolution(self.matrix[:, :, None]), (1,)
+        assert size is not None
+        kernel = layer.kernel.detach().cpu().double()
+        self.taps = TapwiseLayer(kernel.reshape(layer.groups, -1, *kernel.shape[1:]), layer_axes(layer, size))
+        self.transposed, self.groups = layer.transposed, layer.groups
+        self.terms = self.taps.adjoint_terms if layer.transposed else self.taps.terms
+        self.norm = self.taps.absolute_norm
+
+    @classmethod
+    def of(cls, call: str, layer: nn.Module, size: Size) -> "Linear":
+        """The weights that a layer of torch uses."""
+        if isinstance(layer, nn.Linear):
+            return cls(effective_weight(call, layer, nn.Linear), None)
+        return cls(Convolution.of(layer), size)
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Ax + b on a batch, and the bound γ·(‖|A|‖·‖x‖ + ‖b‖)."""
+        amount = next_up(norms(x) * self.norm)
+        if self.matrix is not None:
+            y = x @ self.matrix.mT
+        else:
+            grouped = x.unflatten(1, (self.groups, -1))
+            y = (self.taps.adjoint if self.transposed else self.taps.apply)(grouped).flatten(1, 2)
+        if bias is not None:
+            offset = bias.detach().cpu().double()
+            if self.matrix is None:
+                offset = offset.reshape(-1, *(1,) * (y.dim() - 2))
+            y = y + offset
+            amount = next_up(amount + norm_up(offset.expand(y.shape[1:])))
+        return y, error(self.terms + 1, amount, y)
+
+
+def rule(layer: nn.Module) -> Rounded | None:
+    """How a layer without a matrix computes and rounds; ``None`` if that is not known."""
+    kind = type(layer)
+    if kind in _EXACT:
+        return lambda x: (layer(x), x.new_zeros(len(x)))
+    return _RULES[kind](layer) if kind in _RULES else None
+
+
+def norms(x: Tensor) -> Tensor:
+    """Upper bounds of the norms of the samples."""
+    return row_norms_up(x.flatten(1))
+
+
+def error(terms: int, amount: Tensor, y: Tensor) -> Tensor:
+    """γ·amount, and what the operations of that many terms per entry may lose to underflow."""
+    lost = up(underflow(2 * terms) * float(max(1, y[0].numel())))
+    return next_up(next_up(amount * gamma(terms)) + lost)
+
+
+def _shift(layer: Any) -> Rounded:
+    """One sum."""
+
+    def apply(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = layer(x)  # torch widens the float32 numbers of the layer
+        return y, error(1, norms(y), y)
+
+    return apply
+
+
+def _leaky(layer: Any) -> Rounded:
+    """One product; and a network that runs in float32 has another slope than one in float64."""
+    slope = float(layer.negative_slope)
+    off = up(abs(slope - float(torch.tensor(slope, dtype=torch.float32))))
+
+    def apply(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = layer(x)
+        return y, next_up(next_up(norms(x) * off) + error(1, norms(y), y))
+
+    return apply
+
+
+def _means(layer: Any) -> Rounded:
+    """Sum, quotient, factor; the same window means of |x| are no longer than x."""
+    sizes = layer.kernel_size
+    terms = (math.prod(sizes) if isinstance(sizes, tuple) else sizes ** int(type(layer).__name__[-2])) + 3
+
+    def apply(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = layer(x)
+        return y, error(terms, norms(x), y)
+
+    return apply
+
+
+def _lengths(layer: Any) -> Rounded:
+    """Squares, a mean of them, a root, a factor: relative to the output, but for squares that underflow."""
+    terms = math.prod(layer.kernel_size) + 5
+
+    def apply(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = layer(x)
+        # √(a + ε) - √a <= √ε in each entry.
+        lost = up(root_up(underflow(4 * terms)) * float(y[0].numel()))
+        return y, next_up(error(terms, norms(y), y) + lost)
+
+    return apply
+
+
+def _centering(layer: Any) -> Rounded:
+    """X - mean + bias, with the mean of |x| no longer than x."""
+
+    def apply(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = layer(x)
+        places = x[0, 0].numel()
+        bias = up(norm_up(layer.bias.detach().cpu().double()) * root_up(places))
+        return y, error(places + 4, next_up(2 * norms(x) + bias), y)
+
+    return apply
+
+
+def _batch_centering(layer: Any) -> Rounded:
+    """X - (mean - bias), the difference in float64."""
+    mean, bias = (part.detach().cpu().double() for part in (layer.running_mean, layer.bias))
+
+    def apply(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x.movedim(1, -1) - (mean - bias)).movedim(-1, 1)
+        shift = up(up(norm_up(mean) + norm_up(bias)) * root_up(x[0, 0].numel()))
+        return y, error(3, next_up(norms(x) + shift), y)
+
+    return apply
+
+
+def _householder(layer: Any) -> Rounded:
+    """Z - 2·min(vᵀz, 0)·v with ‖v‖ <= 2: sums of |z| + 2|v||v|ᵀ|z|."""
+    largest = float(row_norms_up(layer.normals.detach().cpu().double()).max())
+    amount = up(1 + up(2 * up(largest * largest)))
+
+    def apply(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = layer(x)
+        return y, error(8, next_up(norms(x) * amount), y)
+
+    return apply
+
+
+_RULES: dict[type[nn.Module], Callable[[Any], Rounded]] = {
+    Shift: _shift,
+    nn.LeakyReLU: _leaky,
+    nn.AvgPool1d: _means,
+    nn.AvgPool2d: _means,
+    nn.AvgPool3d: _means,
+    ScaledAvgPool: _means,
+    L2Pool: _lengths,
+    Centering: _centering,
+    BatchCentering: _batch_centering,
+    Householder: _householder,
+}

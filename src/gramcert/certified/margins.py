@@ -1,0 +1,35 @@
+"""How far an input may move before its class can change, from the logits and the last layer."""
+
+import torch
+from torch import Tensor
+
+from gramcert.rounding import down, next_down, next_up, row_norms_up
+
+
+def radii(weight: Tensor, logits: Tensor, lipschitz: float, logit_error: Tensor, feature_error: Tensor) -> Tensor:
+    r"""Min over i ≠ y of (f_y - f_i)/(L·‖w_y - w_i‖) for the predicted class y, rounded down; 0 for ties.
+
+    The logits are f̂ = W·h + b plus rounding, where h is within ``feature_error`` of the exact features; so the exact
+    margin is at least f̂_y - f̂_i - 2·``logit_error`` - ‖w_y - w_i‖·``feature_error``. An input that moves by less than
+    the radius moves the features by less than L times it, and the margin stays positive.
+
+    Args:
+        weight: of the last layer, (classes, features).
+        logits: (batch, classes), finite.
+        lipschitz: certified constant L of what comes before the last layer.
+        logit_error: bound of the rounding of each logit in the last layer, (batch,).
+        feature_error: bound of the distance of its input from the exact one, (batch,).
+
+    Returns:
+        float64, (batch,).
+    """
+    values = logits.detach().cpu().double()
+    top, winner = values.max(1)
+    margins = next_down(next_down(top[:, None] - values) - next_up(2 * logit_error)[:, None])
+    rows = weight.detach().cpu().double()
+    # Differences are rounded once: the next float away from zero is beyond the exact one.
+    distances = torch.stack([row_norms_up(next_up((rows - row).abs())) for row in rows])[winner]
+    found = next_down(margins / next_up(distances * lipschitz))
+    # A margin that is not positive certifies nothing; a quotient by a distance may hide its sign.
+    found = torch.where(margins > 0, found, 0.0).scatter(1, winner[:, None], float("inf")).amin(1)
+    return next_down(found - next_up(feature_error / down(lipschitz))).clamp_min(0)

@@ -1,0 +1,91 @@
+"""``gramcert attack``: strong l2 attacks on a trained network, set beside what is certified."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gramcert.certification.accuracy import certify
+from gramcert.certification.attacks import ATTACKS
+from gramcert.certification.attacks import attack as run
+from gramcert.cli.certify import BATCH, test_images
+from gramcert.cli.errors import NEGATIVE_ANSWER, one_line_errors
+from gramcert.cli.options import DATA, RADII, parse_radii
+from gramcert.cli.progress import counting_bar
+from gramcert.cli.radius_plot import save_radius_plot
+from gramcert.training.checkpoints import Trained
+
+
+def attack(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `gramcert train` wrote.")],
+    data: DATA = None,
+    radii: RADII = "36/255,72/255,108/255,255/255",
+    images: Annotated[int | None, typer.Option(help="Only the first so many test images.")] = None,
+    steps: Annotated[int, typer.Option(help="Gradient steps of each attack at each trial.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of the random starts.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Certified, attacked and clean accuracy: DDN, Carlini-Wagner and projected gradient, the best for each image.
+
+    Exit code 1 if an attack ever succeeds inside a certified radius, which would refute the certificate.
+    """
+    with one_line_errors():
+        wanted = parse_radii(radii)
+        trained = Trained(folder)
+        test = test_images(trained, data, images)
+        with counting_bar() as bar:
+            batches = [(part.values(), part.labels) for part in test.batches(BATCH)]
+            certified = certify(
+                trained.model, batches, list(wanted.values()), report=lambda what, done, _: bar(what, done, None)
+            )
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                attacked = run(
+                    trained.model,
+                    test.values(),
+                    test.labels,
+                    list(wanted.values()),
+                    steps=steps,
+                    batch=BATCH,
+                    report=lambda name, done, total: bar("attacked", done, total),
+                )
+        curves = {"certified": certified.radii, "attacked": attacked.distances}
+        target = (folder if folder.is_dir() else folder.parent) / "attacked.png"
+        written = save_radius_plot(target, curves, certified.clean, trained.configuration.name)
+    refuted = (attacked.distances < certified.radii).nonzero().flatten().tolist()
+    shares = {
+        text: {
+            "certified": certified.certified[radius],
+            "attacked": attacked.accuracy(radius),
+            "clean": certified.clean,
+        }
+        for text, radius in wanted.items()
+    }
+    best = {name: int((attacked.best == number).sum()) for number, name in enumerate(ATTACKS)}
+    if as_json:
+        facts = {"images": len(test), "steps": steps, "inside_certified_radius": refuted, "best": best}
+        typer.echo(json.dumps({"radii": shares, "lipschitz": certified.lipschitz} | facts, allow_nan=False))
+    else:
+        table = Table(title=f"{trained.configuration.name}: accuracy in %", title_justify="left")
+        for name in ("radius", "certified", "attacked", "clean"):
+            table.add_column(name, justify="right")
+        for text, row in shares.items():
+            table.add_row(text, *(f"{100 * share:.1f}" for share in row.values()))
+        Console().print(table)
+        winners = ", ".join(f"{name} {count}" for name, count in best.items())
+        Console().print(Text(f"{len(test)} images, {steps} steps. Smallest change found by: {winners}.", "dim"))
+    if written:
+        typer.echo(f"curves written to {target}", err=True)
+    if refuted:
+        typer.echo(
+            f"REFUTED: an attack succeeded inside the certified radius of {len(refuted)} images, the first of them "
+            f"{refuted[0]}. This is a bug in gramcert; please report it with the folder of the network.",
+            err=True,
+        )
+        raise typer.Exit(NEGATIVE_ANSWER)
+    typer.echo(f"No attack succeeded inside a certified radius ({len(test)} images).", err=True)

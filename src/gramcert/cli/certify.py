@@ -1,0 +1,121 @@
+"""``gramcert certify``: clean and certified accuracy of a trained network."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gramcert.certification.accuracy import CertifiedAccuracy
+from gramcert.certification.accuracy import certify as run
+from gramcert.cli.errors import BadInput, one_line_errors
+from gramcert.cli.options import DATA, RADII, parse_radii
+from gramcert.cli.plots import require_plotting
+from gramcert.cli.progress import counting_bar
+from gramcert.cli.radius_plot import save_radius_plot
+from gramcert.rounding import ASSUMPTIONS
+from gramcert.training.checkpoints import Trained
+from gramcert.training.images import Labelled, load_images
+
+BATCH = 250
+
+
+def certify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `gramcert train` wrote.")],
+    data: DATA = None,
+    radii: RADII = "36/255,72/255,108/255,255/255",
+    images: Annotated[int | None, typer.Option(help="Only the first so many test images.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where the curve goes; DIR/certified.png if matplotlib is installed.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Clean and certified accuracy on the test images, per class, and the curve over all radii; rounding included."""
+    with one_line_errors():
+        wanted = parse_radii(radii)
+        if plot is not None:
+            require_plotting(plot)
+        trained = Trained(folder)
+        test = test_images(trained, data, images)
+        with counting_bar() as bar:
+            batches = [(part.values(), part.labels) for part in test.batches(BATCH)]
+            result = run(
+                trained.model,
+                batches,
+                list(wanted.values()),
+                report=lambda what, done, total: bar(what, done, total or len(test)),
+            )
+        target = plot or (folder if folder.is_dir() else folder.parent) / "certified.png"
+        written = save_radius_plot(target, {"certified": result.radii}, result.clean, trained.configuration.name)
+    if as_json:
+        typer.echo(json.dumps(_as_json(trained, result, wanted), allow_nan=False))
+    else:
+        Console().print(_table(trained, result, wanted))
+        Console().print(_notes(trained, result, len(test)))
+    if written:
+        typer.echo(f"curve written to {target}", err=True)
+
+
+def test_images(trained: Trained, data: Path | None, count: int | None) -> Labelled:
+    """The test images of a network's own set, which must be the ones that it was made for."""
+    configuration = trained.configuration
+    found = load_images(configuration.dataset, data)
+    found = found.limited(configuration.images, configuration.holdout)
+    if found.shape != trained.shape or found.classes != trained.classes:
+        raise BadInput(f"--data: the network was trained on other classes or sizes than these, {found.shape}")
+    if count is not None and not 0 < count <= len(found.test):
+        raise BadInput(f"--images {count}: expected 1 to {len(found.test)}")
+    return found.test if count is None else found.test[slice(0, count)]
+
+
+def _as_json(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float]) -> dict[str, Any]:
+    classes = {
+        name: {"images": int((result.labels == label).sum()), "clean": result.clean_of(label)}
+        | {"certified": {text: result.at(radius, label) for text, radius in radii.items()}}
+        for label, name in enumerate(trained.classes)
+        if bool((result.labels == label).any())
+    }
+    return {
+        "clean": result.clean,
+        "certified": {text: result.certified[radius] for text, radius in radii.items()},
+        "lipschitz": result.lipschitz,
+        "images": len(result.labels),
+        "logit_error": result.error,
+        "classes": classes,
+        "configuration": json.loads(trained.configuration.to_json()),
+        "assumptions": ASSUMPTIONS,
+    }
+
+
+def _table(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float]) -> Table:
+    table = Table(title=f"{trained.configuration.name}: certified accuracy in %", title_justify="left")
+    table.add_column("class")
+    table.add_column("images", justify="right")
+    table.add_column("clean", justify="right")
+    for text in radii:
+        table.add_column(f"at {text}", justify="right")
+
+    def row(name: str, count: int, clean: float, shares: list[float], style: str = "") -> None:
+        table.add_row(name, str(count), *(f"{100 * share:.1f}" for share in (clean, *shares)), style=style)
+
+    for label, name in enumerate(trained.classes):
+        count = int((result.labels == label).sum())
+        if count and len(trained.classes) <= 20:  # a hundred rows are for --json
+            row(name, count, result.clean_of(label), [result.at(radius, label) for radius in radii.values()])
+    table.add_section()
+    shares = [result.certified[radius] for radius in radii.values()]
+    row("all", len(result.labels), result.clean, shares, "bold")
+    return table
+
+
+def _notes(trained: Trained, result: CertifiedAccuracy, count: int) -> Text:
+    return Text(
+        f"{trained.shape[1]}×{trained.shape[2]} images; constant of the network before its last layer "
+        f"{result.lipschitz:.9f}, from every layer's weights as stored. Features are computed to within "
+        f"{result.error:.1e}, which is taken off the radii. With {count} images an accuracy of 50 % is known to "
+        f"about ±{100 * (0.25 / count) ** 0.5 * 2:.1f} points.",
+        "dim",
+    )

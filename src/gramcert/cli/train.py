@@ -1,0 +1,91 @@
+"""``gramcert train``: train a network by a named configuration, or go on with a run that was stopped."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gramcert.cli.errors import BadInput, one_line_errors
+from gramcert.cli.options import DATA, parse_changes
+from gramcert.training.configuration import CONFIGURATIONS, Configuration, from_json, named
+from gramcert.training.images import load_images
+from gramcert.training.loop import Step
+from gramcert.training.loop import train as run
+
+
+def train(
+    configuration: Annotated[
+        str, typer.Argument(metavar="CONFIG", help=f"{', '.join(CONFIGURATIONS)}, or a JSON file.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the run; one that was stopped goes on.")],
+    data: DATA = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; may be repeated.")
+    ] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two states on disk.")] = 30.0,
+    show: Annotated[bool, typer.Option("--show", help="Print the configuration as JSON and leave.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+) -> None:
+    """Train a 1-Lipschitz network. A run that was killed goes on from its last state, to the same result.
+
+    OUT gets the configuration, metrics.jsonl, curves for TensorBoard, the state to go on from and, in the end,
+    model.safetensors. Several processes share each batch: torchrun --nproc-per-node 4 -m gramcert train ...
+    """
+    with one_line_errors():
+        chosen = _configuration(configuration).with_fields(parse_changes("--set", changes or []))
+        if show:
+            typer.echo(chosen.to_json())
+            return
+        images = load_images(chosen.dataset, data)
+        is_first = os.environ.get("RANK", "0") == "0"
+        console = Console(stderr=True)
+        columns = (
+            SpinnerColumn(),
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("loss {task.fields[loss]:.4f}"),
+        )
+        with Progress(*columns, console=console, disable=not (is_first and console.is_terminal)) as bar:
+            task = bar.add_task(chosen.name, total=None, epoch=f"1/{chosen.epochs}", loss=float("nan"))
+
+            def report(step: Step) -> None:
+                epoch = f"{step.epoch}/{chosen.epochs}"
+                bar.update(task, completed=step.step, total=step.steps, epoch=epoch, loss=step.loss)
+                if step.record is not None and "clean" in step.record:
+                    shares = "  ".join(f"{name} {value:.4f}" for name, value in _shares(step.record).items())
+                    console.print(f"epoch {step.epoch}  loss {step.record['loss']:.4f}  {shares}", highlight=False)
+
+            records = run(chosen, images, out, report=report, checkpoint_seconds=checkpoint_seconds)
+    if not is_first:
+        return
+    last = records[-1]
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "configuration": chosen.name} | last))
+    else:
+        table = Table.grid(padding=(0, 2))
+        for name, value in _shares(last).items():
+            table.add_row(name, f"{100 * value:.1f} %")
+        Console().print(table)
+        typer.echo(f"The network is in {out}. The shares at radii are estimates; to certify: gramcert certify {out}")
+
+
+def _configuration(text: str) -> Configuration:
+    if text in CONFIGURATIONS or not text.endswith(".json"):
+        return named(text)
+    try:
+        return from_json(Path(text).read_text())
+    except OSError as error:
+        raise BadInput(f"{text}: cannot be read ({error.strerror})") from None
+
+
+def _shares(record: dict[str, float]) -> dict[str, float]:
+    """Clean accuracy and estimates, as they are named in tables."""
+    names = {name: name.replace("estimated_", "at ") + "/255" for name in record if name.startswith("estimated_")}
+    return {"clean": record["clean"]} | {shown: record[name] for name, shown in names.items()}

@@ -1,0 +1,1 @@
+"""Training of certified networks: images, networks, configurations, the loop."""

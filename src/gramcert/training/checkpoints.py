@@ -1,0 +1,156 @@
+"""Files of a run, each written whole or not at all, and none of them a pickle.
+
+``state.safetensors`` holds everything that goes on changing, weights, moments of Adam and the step, in one file, so
+that a run killed at any moment finds one consistent state. ``model.safetensors`` holds the weights of a finished run
+and the configuration, so that it needs nothing beside it.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.training.configuration import Configuration, from_json
+from gramcert.training.networks import build
+
+STATE, MODEL, METRICS, CONFIGURATION = "state.safetensors", "model.safetensors", "metrics.jsonl", "configuration.json"
+
+_FORMAT = "gramcert network 1"
+
+
+_UNFINISHED = ".unfinished"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Under another name first, then renamed: a reader sees the old content or the new, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """What a killed process was writing."""
+    for path in folder.glob(f".*{_UNFINISHED}"):
+        path.unlink(missing_ok=True)
+
+
+def save_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any]) -> None:
+    """Weights, moments and ``facts`` (numbers and text) in one file."""
+    from safetensors.torch import save
+
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(folder / STATE, save(plain, {"facts": json.dumps(facts)}))
+
+
+def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Puts a saved state back and returns its facts; ``None`` if there is none."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    tensors, metadata = _read(path)
+    weights, moments = {}, dict[int, dict[str, Tensor]]()
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            weights[rest] = tensor
+        else:
+            index, _, moment = rest.partition(".")
+            moments.setdefault(int(index), {})[moment] = tensor
+    _load_weights(path, model, weights)
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
+    facts: dict[str, Any] = json.loads(metadata["facts"])
+    return facts
+
+
+def save_model(
+    folder: Path,
+    model: nn.Module,
+    configuration: Configuration,
+    shape: tuple[int, int, int],
+    classes: tuple[str, ...],
+    facts: dict[str, Any],
+) -> None:
+    """The finished network: weights as they are trained, and what is needed to build it again."""
+    from safetensors.torch import save
+
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    metadata = {
+        "format": _FORMAT,
+        "configuration": configuration.to_json(),
+        "shape": json.dumps(shape),
+        "classes": json.dumps(classes),
+        "facts": json.dumps(facts),
+    }
+    write_atomically(folder / MODEL, save(weights, metadata))
+
+
+class Trained:
+    """A finished network, read from its folder or file.
+
+    Args:
+        path: what ``gramcert train`` wrote, or the ``model.safetensors`` in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        file = path / MODEL if path.is_dir() else path
+        if not file.is_file():
+            raise ValueError(f"{path}: expected a folder of `gramcert train` with a finished {MODEL}")
+        weights, metadata = _read(file)
+        if metadata.get("format") != _FORMAT:
+            found = metadata.get("format", "no format")
+            raise ValueError(f"{file}: expected {_FORMAT!r}, got {found!r}")
+        try:
+            self.configuration = from_json(metadata["configuration"])
+            channels, height, width = json.loads(metadata["shape"])
+            self.shape: tuple[int, int, int] = (int(channels), int(height), int(width))
+            self.classes = tuple(str(name) for name in json.loads(metadata["classes"]))
+            self.facts: dict[str, Any] = json.loads(metadata["facts"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file}: its metadata cannot be used ({error})") from None
+        _require_same_sizes(file, self.configuration, self.shape, len(self.classes), weights)
+        self.model = build(self.configuration, self.shape, len(self.classes)).eval()
+        _load_weights(file, self.model, weights)
+
+
+def _require_same_sizes(
+    file: Path, configuration: Configuration, shape: tuple[int, int, int], classes: int, weights: dict[str, Tensor]
+) -> None:
+    """Before memory is taken for a network that a hostile file may describe as enormous."""
+    with torch.device("meta"):
+        wanted = build(configuration, shape, classes).state_dict()
+    for name, tensor in wanted.items():
+        found = tuple(weights[name].shape) if name in weights else "nothing"
+        if found != tuple(tensor.shape):
+            raise ValueError(f"{file}: expected {name} of shape {tuple(tensor.shape)}, got {found}")
+
+
+def _load_weights(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"{path}: not the weights of this network ({str(error).splitlines()[-1].strip()})") from None
+    bad = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    if bad:
+        raise ValueError(f"{path}: expected finite weights, got NaN or infinity in {bad[0]}")
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: cannot be read as safetensors ({error})") from None
