@@ -39,6 +39,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/zero_padding.py
 	$(BIN)/python benchmarks/resnet18.py
 	$(BIN)/python benchmarks/rescaling.py
+	$(BIN)/python benchmarks/training_step.py
 
 clean:
 	rm -rf $(VENV) demo

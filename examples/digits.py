@@ -1,8 +1,10 @@
 """Train a 1-Lipschitz network on scikit-learn's digits and certify it: python examples/digits.py (under a minute).
 
-Every layer is 1-Lipschitz by construction; how much, its weights as they are decide: `lipschitz_bound` certifies them.
-The margin of a prediction, divided by that constant and by the distance of the two rows of the last layer, is a radius
-within which no perturbation changes the class.
+Every layer is 1-Lipschitz by construction; how much, its weights as they are decide: `certify` takes the certified
+constant of each. The margin of a prediction, less the rounding of the logits, divided by that constant and by the
+distance of the two rows of the last layer, is a radius within which no perturbation changes the class.
+
+`gramcert train digits --out DIR` and `gramcert certify DIR` do the same from the command line.
 """
 
 import torch
@@ -21,16 +23,15 @@ labels = torch.tensor(digits.target)
 order = torch.randperm(len(images))
 train, test = order[:1400], order[1400:]
 
-features = nn.Sequential(
+model = nn.Sequential(
     Shift([-float(images[train].mean())]),
     PadChannels(16),
     *(SLLConv2d(16, 32, 3, form="frequency", iterations=2) for _ in range(4)),
     ScaledAvgPool(2),
     nn.Flatten(),
     SLLLinear(256, 128),
+    NormalizedLinear(256, 10),
 )
-head = NormalizedLinear(256, 10)
-model = nn.Sequential(features, head)
 
 loss = OffsetCrossEntropy(offset=0.5, temperature=0.1)  # margins that images of 64 pixels allow
 steps = EPOCHS * -(-len(train) // BATCH)
@@ -43,15 +44,8 @@ for _ in range(EPOCHS):
         optimizer.step()
         schedule.step()
 
-constant = gramcert.lipschitz_bound(features, 8)
-# The weights as deployed, evaluated in float64; the rounding of that evaluation is not part of the radii.
-deployed = gramcert.nn.export(model).double()
-with torch.no_grad():
-    logits = deployed(images[test].double())
-right = logits.argmax(1) == labels[test]
-radii = head.radius(logits, constant)
-print(f"Lipschitz constant {constant:.8f}")
-print(f"clean accuracy {right.double().mean():.3f}")
-for radius in (36, 72, 108, 255):
-    certified = (right & (radii > radius / 255)).double().mean()
-    print(f"certified accuracy at {radius}/255 {certified:.3f}")
+found = gramcert.certify(model, [(images[test], labels[test])], [radius / 255 for radius in (36, 72, 108, 255)])
+print(f"Lipschitz constant {found.lipschitz:.8f}")
+print(f"clean accuracy {found.clean:.3f}")
+for radius, accuracy in found.certified.items():
+    print(f"certified accuracy at {255 * radius:.0f}/255 {accuracy:.3f}")

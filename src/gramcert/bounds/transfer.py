@@ -89,13 +89,8 @@ def theorem_5_as_printed(kernel: Tensor, grid_size: Sizes, iterations: int) -> T
     With t = iterations + 1, α = 2^t⌊k/2⌋/n0 and the factor (1-α)^(-2^-t), printed for square kernels in two dimensions.
     ``docs/errata.md`` has the counterexamples; :func:`theorem_5_corrected` is what holds.
     """
-    half = max(kernel.shape[2:]) // 2
     sizes, step = _theorem_5_arguments("theorem_5_as_printed", kernel, grid_size, iterations)
-    if 2**step * half >= min(sizes):
-        raise ValueError(
-            f"theorem_5_as_printed(grid_size={sizes}): the theorem needs at least {2**step * half + 1} frequencies"
-        )
-    factor: float = (1 - 2**step * half / min(sizes)) ** -(2.0**-step)
+    factor = factor_as_printed(max(kernel.shape[2:]), min(sizes), step)
     return factor * grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations)
 
 
@@ -106,15 +101,28 @@ def theorem_5_corrected(kernel: Tensor, grid_size: Sizes, iterations: int) -> Te
     its maximum is at most Π(1-2d/n0)^(-1/2) times the largest sample. :func:`norm2_sampled` is sharper at every t.
     """
     sizes, step = _theorem_5_arguments("theorem_5_corrected", kernel, grid_size, iterations)
-    factor = 1.0
-    for k, n in zip(kernel.shape[2:], sizes, strict=True):
-        degree = 2 ** (step - 1) * (k - 1)
-        if n <= 2 * degree:
-            raise ValueError(
-                f"theorem_5_corrected(grid_size={sizes}): expected more than {2 * degree} frequencies, got {n}"
-            )
-        factor *= (1 - 2 * degree / n) ** -0.5
-    return math.pow(factor, 2.0**-step) * grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations)
+    factor = math.prod(factor_corrected(k, n, step) for k, n in zip(kernel.shape[2:], sizes, strict=True))
+    return factor * grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations)
+
+
+def factor_as_printed(taps: int, grid_size: int, step: int) -> float:
+    """(1-α)^(-2^-t) with α = 2^t⌊k/2⌋/n0 at t = ``step``, whatever the number of axes. **Not** what holds."""
+    reach = 2**step * (taps // 2)
+    if reach >= grid_size:
+        raise ValueError(
+            f"theorem_5_as_printed(grid_size={grid_size}): the theorem needs at least {reach + 1} frequencies"
+        )
+    return math.pow(1 - reach / grid_size, -(2.0**-step))
+
+
+def factor_corrected(taps: int, grid_size: int, step: int) -> float:
+    """The factor of one axis that holds: (1-2d/n0)^(-1/2), to the power of 2^-t, with d = 2^(t-1)(k-1)."""
+    degree = 2 ** (step - 1) * (taps - 1)
+    if grid_size <= 2 * degree:
+        raise ValueError(
+            f"theorem_5_corrected(grid_size={grid_size}): expected more than {2 * degree} frequencies, got {grid_size}"
+        )
+    return math.pow(1 - 2 * degree / grid_size, -0.5 * 2.0**-step)
 
 
 def _theorem_5_arguments(call: str, kernel: Tensor, grid_size: Sizes, iterations: int) -> tuple[tuple[int, ...], int]:

@@ -9,6 +9,7 @@ from gramcert.cli.attack import attack
 from gramcert.cli.certify import certify
 from gramcert.cli.compare import compare
 from gramcert.cli.norm import norm
+from gramcert.cli.reproduce import app as reproduce
 from gramcert.cli.train import train
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.command()(compare)
 app.command()(train)
 app.command()(certify)
 app.command()(attack)
+app.add_typer(reproduce, name="reproduce")
 
 
 def _print_version(wanted: bool) -> None:

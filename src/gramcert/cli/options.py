@@ -1,6 +1,5 @@
 """Options that several commands share, and how sizes, paddings and radii are written."""
 
-import math
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +8,7 @@ import typer
 
 from gramcert.cli.errors import BadInput
 from gramcert.geometry.convolution import Padding
+from gramcert.rounding import fraction_up
 
 # Larger sizes are mistakes: no layer has them, and torch counts in 64 bits.
 LARGEST = 2**31 - 1
@@ -54,10 +54,9 @@ def parse_radii(text: str) -> dict[str, float]:
             exact = Fraction(part.strip())
         except (ValueError, ZeroDivisionError):
             raise BadInput(f"--radii {text!r}: expected numbers or fractions like 36/255,0.5") from None
-        value = float(exact)
-        if value < 0 or not math.isfinite(value):
-            raise BadInput(f"--radii {text!r}: expected radii of at least 0")
-        result[part.strip()] = value if Fraction(value) >= exact else math.nextafter(value, math.inf)
+        if not 0 <= exact <= LARGEST:
+            raise BadInput(f"--radii {text!r}: expected radii from 0 to {LARGEST}")
+        result[part.strip()] = fraction_up(exact)
     return result
 
 

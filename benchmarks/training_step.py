@@ -1,0 +1,93 @@
+"""What one training step costs: python benchmarks/training_step.py [--sizes S M].
+
+The nano networks of table 1 in turn, round after round, so that the ratios are of one run; and for the published sizes
+seconds and floating-point operations per step, from which docs/scale.md reckons the cost of whole trainings.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
+
+from gramcert.experiments.tables import RESCALINGS
+from gramcert.nn import OffsetCrossEntropy
+from gramcert.training.configuration import named
+from gramcert.training.networks import build
+
+BATCH = 256
+
+
+def step_of(configuration):
+    """One step on random images: forward, backward, Adam."""
+    model = build(configuration, (3, 32, 32), 10)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    loss = OffsetCrossEntropy()
+    images, labels = torch.rand(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+
+    def step():
+        optimizer.zero_grad()
+        loss(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def with_rescaling(name, rescaling):
+    return dataclasses.replace(named(name), batch=BATCH, **rescaling.fields)
+
+
+def timed(step):
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def operations(step):
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+def nano(rounds):
+    steps = {r.name: step_of(with_rescaling("nano", r)) for r in RESCALINGS}
+    flops = {name: operations(step) for name, step in steps.items()}  # also warms up
+    times = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(timed(step))
+    return {name: (statistics.median(values), flops[name]) for name, values in times.items()}
+
+
+def published(size):
+    found = {}
+    for rescaling in RESCALINGS:
+        step = step_of(with_rescaling(f"cifar10-{size}", rescaling))
+        flops = operations(step)
+        found[rescaling.name] = timed(step), flops
+    return found
+
+
+def show(title, found):
+    table = Table(title=title, title_justify="left")
+    for heading in ("rescaling", "seconds per step", "against AOL", "GFLOP per step"):
+        table.add_column(heading, justify="right" if heading != "rescaling" else "left")
+    first = next(iter(found.values()))[0]
+    for name, (seconds, flops) in found.items():
+        table.add_row(name, f"{seconds:.3f}", f"{seconds / first:.2f}×", f"{flops / 1e9:.0f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", nargs="*", default=[], choices=["S", "M", "L", "XL"])
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    threads = torch.get_num_threads()
+    show(f"nano, batch {BATCH}, {threads} threads", nano(arguments.rounds))
+    for size in arguments.sizes:
+        show(f"{size}, batch {BATCH}, {threads} threads", published(size))

@@ -1,0 +1,212 @@
+"""``gramcert reproduce``: the paper's figures and tables. Each writes CSV, JSON and a plot, and goes on if stopped."""
+
+import dataclasses
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gramcert.cli.errors import BadInput, one_line_errors
+from gramcert.cli.options import DATA, parse_changes
+from gramcert.cli.progress import counting_bar
+from gramcert.experiments.channels import CHANNELS, INPUT_SIZE, ITERATIONS, TAPS, channel_rows
+from gramcert.experiments.factors import factor_rows
+from gramcert.experiments.plots import plot_channels, plot_factors, plot_table
+from gramcert.experiments.records import Records
+from gramcert.experiments.tables import COLUMNS, PAPER, RESCALINGS, summary, table_rows
+from gramcert.training.configuration import Configuration, named
+from gramcert.training.images import load_images
+from gramcert.training.loop import Step
+
+app = typer.Typer(
+    help="The paper's figures and tables: CSV, JSON and a plot each; a run that was stopped goes on.",
+    no_args_is_help=True,
+)
+
+OUT = Annotated[Path, typer.Option(help="Folder for the results.")]
+SEEDS = Annotated[str, typer.Option(help="Such as 0,1,2.")]
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+CHANGES = Annotated[
+    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the configuration.")
+]
+
+
+@app.command("figure-1")
+def figure_1(out: OUT = Path("results"), as_json: AS_JSON = False) -> None:
+    """The factor of Theorem 5 for n = 224, k = 3: as printed, corrected, and our sampling factor."""
+    with one_line_errors():
+        _require_matplotlib()
+        records = Records(out, "figure-1", {})
+        records.rows = []  # quicker made than read
+        records.add(factor_rows())
+        plot_factors(records.rows, records.path(".png"))
+    shown = [row for row in records.rows if row["n0"] in (16, 32, 64, 128, 224)]
+    _show(records, shown, ("t", "n0", "as printed", "corrected", "sampling factor"), as_json)
+
+
+@app.command("figure-2")
+def figure_2(
+    out: OUT = Path("results"),
+    channels: Annotated[str, typer.Option(help="Numbers of channels.")] = ",".join(map(str, CHANNELS)),
+    seeds: SEEDS = "0,1,2",
+    as_json: AS_JSON = False,
+) -> None:
+    """Error and time against the number of channels, zero padding: every method, and the truth by a Cholesky proof."""
+    with one_line_errors():
+        _require_matplotlib()
+        counts = _integers("--channels", channels, 1)
+        settings = {"taps": TAPS, "input size": INPUT_SIZE, "iterations": ITERATIONS}
+        records = Records(out, "figure-2", settings)
+        with counting_bar() as bar:
+            channel_rows(records, counts, _integers("--seeds", seeds, 0), lambda what, *done: bar("kernels", *done))
+        plot_channels(records.rows, records.path(".png"))
+    shown = [row for row in records.rows if row["channels"] == max(counts) and row["value"] is not None]
+    _show(records, shown, ("channels", "seed", "method", "kind", "relative error", "seconds"), as_json)
+
+
+@app.command("table-1")
+def table_1(
+    data: DATA = None,
+    out: OUT = Path("results"),
+    size: Annotated[str, typer.Option(help="nano, or the paper's own S or M.")] = "nano",
+    seeds: SEEDS = "0,1,2",
+    changes: CHANGES = None,
+    keep_runs: Annotated[bool, typer.Option(help="Keep the folders of finished runs.")] = True,
+    as_json: AS_JSON = False,
+) -> None:
+    """CIFAR-10: AOL, SR and frequency SR; mean and spread over the seeds, beside the paper's figures."""
+    _table("table-1", "cifar10", data, out, size, seeds, changes, keep_runs, as_json)
+
+
+@app.command("table-2")
+def table_2(
+    data: DATA = None,
+    out: OUT = Path("results"),
+    size: Annotated[str, typer.Option(help="nano, or the paper's own S or M.")] = "nano",
+    seeds: SEEDS = "0,1,2",
+    changes: CHANGES = None,
+    keep_runs: Annotated[bool, typer.Option(help="Keep the folders of finished runs.")] = True,
+    as_json: AS_JSON = False,
+) -> None:
+    """CIFAR-100: the same, when its archive is given."""
+    _table("table-2", "cifar100", data, out, size, seeds, changes, keep_runs, as_json)
+
+
+def _table(
+    name: str,
+    dataset: str,
+    data: Path | None,
+    out: Path,
+    size: str,
+    seeds: str,
+    changes: list[str] | None,
+    keep_runs: bool,
+    as_json: bool,
+) -> None:
+    with one_line_errors():
+        _require_matplotlib()
+        numbers = _integers("--seeds", seeds, 0)
+        base = _base(dataset, size).with_fields(parse_changes("--set", changes or []))
+        fixed = {"seed", "rescaling", "form", "iterations"}
+        settings = {key: value for key, value in dataclasses.asdict(base).items() if key not in fixed}
+        records = Records(out, name, settings)
+        images = load_images(dataset, data) if _is_missing(records, numbers) else None
+        total = len(numbers) * len(RESCALINGS)
+        with counting_bar() as bar:
+
+            def report(run: str, step: Step) -> None:
+                bar("networks", len(records.rows), total)
+                bar(run, step.step, step.steps)
+
+            if images is not None:
+                table_rows(records, base, images, numbers, keep_runs=keep_runs, report=report)
+        lines = list(summary(records.rows))
+        plot_table(records.rows, records.path(".png"), f"{base.name}, {base.epochs} epochs")
+    paper = PAPER[dataset]
+    if as_json:
+        typer.echo(json.dumps({"summary": lines, "paper": paper, "settings": records.settings}, allow_nan=False))
+    else:
+        console = Console()
+        console.print(_accuracy_table(base, lines, paper))
+        console.print(
+            Text(
+                f"Certified here: weights as stored, rounding included. Our {base.name} networks train for "
+                f"{base.epochs} epochs; the paper's have 41 and 79 million parameters and train for 1000. Only "
+                f"differences between lines of one block mean something.",
+                "dim",
+            )
+        )
+    _written(records)
+
+
+def _is_missing(records: Records, seeds: tuple[int, ...]) -> bool:
+    return not all(records.has(rescaling=r.name, seed=seed) for seed in seeds for r in RESCALINGS)
+
+
+def _base(dataset: str, size: str) -> Configuration:
+    if size == "nano":
+        return named("nano" if dataset == "cifar10" else "nano-cifar100")
+    if size not in ("S", "M"):
+        raise BadInput(f"--size {size!r}: expected nano, S or M")
+    return named(f"{dataset}-{size}")
+
+
+def _accuracy_table(base: Configuration, lines: list[dict[str, Any]], paper: dict[str, Any]) -> Table:
+    table = Table(title=f"{base.name}: accuracy in %, mean ± deviation over the seeds", title_justify="left")
+    table.add_column("rescaling")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for line in lines:
+        cells = []
+        for column in COLUMNS:
+            spread = line[f"{column} deviation"]
+            cells.append(f"{line[column]:.2f}" + ("" if spread is None else f" ± {spread:.2f}"))
+        table.add_row(f"{line['rescaling']} ({line['seeds']})", *cells)
+    for size, methods in paper.items():
+        table.add_section()
+        for method, values in methods.items():
+            table.add_row(f"paper {size}: {method}", *(f"{value:g}" for value in values), style="dim")
+    return table
+
+
+def _show(records: Records, rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        content = {"experiment": records.name, "settings": records.settings, "rows": records.rows}
+        typer.echo(json.dumps(content, allow_nan=False))
+    else:
+        table = Table(title=records.name, title_justify="left")
+        for column in columns:
+            table.add_column(column, justify="right")
+        for row in rows:
+            table.add_row(*(_cell(row[column]) for column in columns))
+        Console().print(table)
+    _written(records)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _written(records: Records) -> None:
+    files = ", ".join(str(records.path(suffix)) for suffix in (".csv", ".json", ".png"))
+    typer.echo(f"written: {files}", err=True)
+
+
+def _integers(option: str, text: str, least: int) -> tuple[int, ...]:
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise BadInput(f"{option} {text!r}: expected integers like 0,1,2") from None
+    if min(values) < least or len(set(values)) < len(values):
+        raise BadInput(f"{option} {text!r}: expected different integers of at least {least}")
+    return values
+
+
+def _require_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise BadInput("reproduce: needs the extra: pip install 'gramcert[train]'")
