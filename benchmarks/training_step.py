@@ -47,29 +47,26 @@ def timed(step):
     return time.perf_counter() - start
 
 
-def operations(step):
+def operations(configuration):
+    """Floating-point operations of a forward and a backward pass, counted without making them."""
+    with torch.device("meta"):
+        model, images = build(configuration, (3, 32, 32), 10), torch.rand(BATCH, 3, 32, 32)
     with FlopCounterMode(display=False) as counter:
-        step()
+        model(images).sum().backward()
     return counter.get_total_flops()
 
 
-def nano(rounds):
-    steps = {r.name: step_of(with_rescaling("nano", r)) for r in RESCALINGS}
-    flops = {name: operations(step) for name, step in steps.items()}  # also warms up
-    times = {name: [] for name in steps}
+def measured(name, rounds):
+    """Median seconds and operations per step of each rescaling, in turn."""
+    configurations = {r.name: with_rescaling(name, r) for r in RESCALINGS}
+    times = {name: [] for name in configurations}
+    steps = {name: step_of(configuration) for name, configuration in configurations.items()}
+    for step in steps.values():
+        step()
     for _ in range(rounds):
         for name, step in steps.items():
             times[name].append(timed(step))
-    return {name: (statistics.median(values), flops[name]) for name, values in times.items()}
-
-
-def published(size):
-    found = {}
-    for rescaling in RESCALINGS:
-        step = step_of(with_rescaling(f"cifar10-{size}", rescaling))
-        flops = operations(step)
-        found[rescaling.name] = timed(step), flops
-    return found
+    return {name: (statistics.median(times[name]), operations(c)) for name, c in configurations.items()}
 
 
 def show(title, found):
@@ -88,6 +85,6 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     threads = torch.get_num_threads()
-    show(f"nano, batch {BATCH}, {threads} threads", nano(arguments.rounds))
+    show(f"nano, batch {BATCH}, {threads} threads", measured("nano", arguments.rounds))
     for size in arguments.sizes:
-        show(f"{size}, batch {BATCH}, {threads} threads", published(size))
+        show(f"{size}, batch {BATCH}, {threads} threads", measured(f"cifar10-{size}", 1))

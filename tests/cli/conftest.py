@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from certification.trained import trained_copy
 from gramcert.cli import app
 
 
@@ -34,3 +35,9 @@ def refused(run):
         return lines[0]
 
     return check
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of its own with a small network of digits."""
+    return trained_copy(tmp_path / "run")

@@ -355,3 +355,9 @@ def test_more_bad_input():
         layer.parametrizations.weight.original[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"spectral_rescaling\(layer\): expected finite values, got 1 NaN"):
         layer(torch.ones(1, 3))
+
+
+def test_residual_whose_weight_was_taken_away_is_a_plain_sum():
+    block = gnn.Residual(nn.Identity())
+    block.weight = None
+    assert lipschitz_bound(block) == 2

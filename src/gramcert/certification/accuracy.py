@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gramcert.arguments import require_finite
 from gramcert.certification.forward import CertifiedForward, open_chain
@@ -89,15 +91,16 @@ def certify(
         if not (isinstance(radius, (int, float)) and 0 <= radius < math.inf):
             raise ValueError(f"{call}(radii): expected numbers of at least 0, got {radius!r}")
     features, head = _split(call, model)
-    weight = effective_weight(call, head, nn.Linear)
-    require_finite(call, "the last layer's weight", weight)
     forward: CertifiedForward | None = None
     shape: tuple[int, ...] = ()
     labels, predictions, found, largest = [], [], [], 0.0
-    with checked_arithmetic(call):
-        last = Linear(weight, None)
-        for inputs, truth in loader:
-            x = _checked(call, inputs, truth, head.out_features)
+    # A parametrisation may give other weights each time: constants and values are of those that it gives first.
+    with checked_arithmetic(call), parametrize.cached():
+        weight = effective_weight(call, head, nn.Linear)
+        require_finite(call, "the last layer's weight", weight)
+        last = Linear(f"{call}(the last layer)", weight, None)
+        for batch in loader:
+            x, truth = _checked(call, batch, len(weight))
             if forward is None:
                 shape = tuple(x.shape[1:])
                 forward = CertifiedForward.of(call, features, shape[1:], lambda *done: report("layers", *done))
@@ -105,15 +108,15 @@ def certify(
                 raise ValueError(f"{call}(loader): expected inputs of shape {shape}, got {tuple(x.shape[1:])}")
             values, distance = forward(x)
             if values.dim() != 2:
-                raise ValueError(f"{call}(model): its last layer expects vectors, got shape {tuple(values.shape)}")
+                raise ValueError(f"{call}(model): expected vectors before its last layer, got {tuple(values.shape)}")
             logits, rounding = last(values, head.bias)
             require_finite(call, "logits", logits)
             winner = _winner(logits)
             certified = margin_radii(weight, logits, max(forward.lipschitz, _SMALLEST), rounding, distance)
-            labels.append(truth.cpu())
+            labels.append(truth)
             predictions.append(winner)
-            found.append(torch.where(winner == truth.cpu(), certified, 0.0))
-            largest = max(largest, float(distance.max()))
+            found.append(torch.where(winner == truth, certified, 0.0))
+            largest = max(largest, float(distance.nan_to_num(math.inf, math.inf).max()))
             report("inputs", sum(map(len, labels)), None)
     if forward is None:
         raise ValueError(f"{call}(loader): expected at least one batch")
@@ -140,25 +143,32 @@ def _split(call: str, model: nn.Module) -> tuple[list[nn.Module], nn.Linear]:
         kind = type(layers[-1]).__name__ if layers else "nothing"
         raise TypeError(f"{call}(model): expected a Sequential that ends in a linear layer, got {kind} at its end")
     if layers[-1].out_features < 2:
-        raise ValueError(f"{call}(model): expected a last layer with at least two outputs")
+        raise ValueError(f"{call}(model): expected a last layer with at least two outputs, got one")
     return layers[:-1], layers[-1]
 
 
-def _checked(call: str, inputs: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """Inputs in float64, which holds every narrower type exactly."""
-    if not isinstance(inputs, Tensor) or not isinstance(truth, Tensor):
-        raise TypeError(f"{call}(loader): expected pairs of tensors, inputs and labels")
+def _checked(call: str, batch: Any, classes: int) -> tuple[Tensor, Tensor]:
+    """Inputs, copied into float64, which holds every narrower type exactly, and labels."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
+        raise TypeError(f"{call}(loader): expected pairs of tensors, inputs and labels, got {type(batch).__name__}")
+    inputs, truth = batch
     if not inputs.is_floating_point() or inputs.dim() < 2 or not len(inputs):
         raise ValueError(
             f"{call}(loader): expected floating-point inputs (batch, ...), got {inputs.dtype} of shape "
             f"{tuple(inputs.shape)}"
         )
-    if truth.shape != inputs.shape[:1] or truth.is_floating_point():
-        raise ValueError(f"{call}(loader): expected {len(inputs)} integer labels, got shape {tuple(truth.shape)}")
+    if truth.shape != inputs.shape[:1] or truth.is_floating_point() or truth.is_complex():
+        raise ValueError(
+            f"{call}(loader): expected {len(inputs)} integer labels, got {truth.dtype} of shape {tuple(truth.shape)}"
+        )
+    truth = truth.cpu().long()
     if int(truth.min()) < 0 or int(truth.max()) >= classes:
-        raise ValueError(f"{call}(loader): expected labels from 0 to {classes - 1}")
+        raise ValueError(
+            f"{call}(loader): expected labels from 0 to {classes - 1}, got {int(truth.min())} to {int(truth.max())}"
+        )
     require_finite(call, "inputs", inputs)
-    return inputs.detach().cpu().double()
+    # A copy: the first layer may overwrite its input.
+    return inputs.detach().to("cpu", torch.float64, copy=True), truth
 
 
 def _winner(logits: Tensor) -> Tensor:

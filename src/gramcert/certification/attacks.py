@@ -5,6 +5,7 @@ a certified radius would refute the certificate, and is looked for here.
 """
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramcert.rounding import norm_up
+from gramcert.nn.baking import export
+from gramcert.rounding import next_up, norm_up
 
 # Of all images in a batch, which attack is at work, how many images are done, of how many.
 Report = Callable[[str, int, int], None]
@@ -32,10 +34,12 @@ class AttackResult:
         distances: for each input the least l2 norm of a change that gives it another class than its label; 0 where the
             class is wrong without a change, infinity where no attack found one.
         best: for each input the attack that found it, an index of :data:`ATTACKS`; -1 for none.
+        changed: the inputs so changed, in float64; as they were where no attack found a change.
     """
 
     distances: Tensor
     best: Tensor
+    changed: Tensor
 
     def accuracy(self, radius: float) -> float:
         """Share of inputs for which no change up to that norm was found."""
@@ -67,16 +71,18 @@ def attack(
         report: told how far it is; for progress bars.
     """
     call = "attack"
-    if not inputs.numel() or labels.shape != inputs.shape[:1]:
-        raise ValueError(f"{call}(inputs, labels): expected as many labels as inputs, got {len(labels)}")
-    if float(inputs.min()) < 0 or float(inputs.max()) > 1:
-        raise ValueError(f"{call}(inputs): expected values from 0 to 1")
+    if not inputs.numel() or inputs.dim() < 2 or labels.shape != inputs.shape[:1]:
+        shapes = f"{tuple(inputs.shape)} and {tuple(labels.shape)}"
+        raise ValueError(f"{call}(inputs, labels): expected (count, ...) and as many labels, got shapes {shapes}")
+    if not bool(((inputs >= 0) & (inputs <= 1)).all()):
+        raise ValueError(f"{call}(inputs): expected values from 0 to 1, got {inputs.min():.3g} to {inputs.max():.3g}")
     if steps < 1 or batch < 1:
         raise ValueError(f"{call}(steps={steps}, batch={batch}): expected positive numbers")
-    foolbox = _foolbox()
-    from gramcert.nn.baking import export
-
-    plain = export(model).requires_grad_(False)
+    for radius in radii:
+        if not 0 <= radius < math.inf:
+            raise ValueError(f"{call}(radii): expected numbers of at least 0, got {radius!r}")
+    foolbox = require_foolbox()
+    plain = export(model).float().requires_grad_(False)
     target = foolbox.PyTorchModel(plain, bounds=(0, 1), device=inputs.device)
     attacks = (
         foolbox.attacks.DDNAttack(steps=steps),
@@ -86,61 +92,64 @@ def attack(
     exact = plain_in_float64(model)
     distances = torch.zeros(len(inputs), dtype=torch.float64)
     best = torch.full((len(inputs),), -1)
+    moved = inputs.detach().to("cpu", torch.float64, copy=True)
     for start in range(0, len(inputs), batch):
         part = slice(start, start + batch)
-        x, truth = inputs[part], labels[part]
-        found = torch.where(exact(x) == truth, float("inf"), 0.0).double()
+        x, truth = inputs[part].detach(), labels[part]
+        found = torch.where(exact(x) == truth.cpu(), float("inf"), 0.0).double()
         by = torch.full((len(x),), -1)
         for number, (name, method) in enumerate(zip(ATTACKS, attacks, strict=True)):
             report(name, start, len(inputs))
-            limits = [None] if number < 2 else sorted(radii, reverse=True)
+            limits = [None] if number < 2 else sorted((radius for radius in radii if radius > 0), reverse=True)
             for limit in limits:
                 # Inputs that are wrong already, or were changed within the limit, are done.
                 (chosen,) = torch.where(found > (limit or 0))
                 if not len(chosen):
                     continue
-                _, changed, _ = method(target, x[chosen], truth[chosen], epsilons=limit)
-                lengths = _lengths(exact, x[chosen], changed.detach(), truth[chosen])
+                _, changed, _ = method(target, x[chosen].float(), truth[chosen], epsilons=limit)
+                lengths, nearest = _nearest(exact, x[chosen], changed.detach(), truth[chosen])
                 better = lengths < found[chosen]
                 found[chosen[better]] = lengths[better]
                 by[chosen[better]] = number
+                moved[start + chosen[better]] = nearest[better]
         distances[part], best[part] = found, by
     report(ATTACKS[-1], len(inputs), len(inputs))
-    return AttackResult(distances, best)
+    return AttackResult(distances, best, moved)
 
 
 def plain_in_float64(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """The class that the network gives in float64 with its weights as they are."""
-    from gramcert.nn.baking import export
-
     wide = export(model).cpu().double()
 
     def classes(x: Tensor) -> Tensor:
         with torch.no_grad():
-            result: Tensor = wide(x.cpu().double()).argmax(1)
+            result: Tensor = wide(x.to("cpu", torch.float64, copy=True)).argmax(1)
         return result
 
     return classes
 
 
-def _lengths(exact: Callable[[Tensor], Tensor], x: Tensor, changed: Tensor, truth: Tensor) -> Tensor:
-    """Norm of each change that gives a wrong class; infinity where it does not."""
-    wrong = exact(changed) != truth.cpu()
+def _nearest(exact: Callable[[Tensor], Tensor], x: Tensor, changed: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """The input nearest to x on the way to the changed one whose class is wrong, and an upper bound of its distance.
+
+    The distance is infinite where the changed input itself has the right class.
+    """
+    x, changed, truth = x.cpu().double(), changed.cpu().double(), truth.cpu()
+    wrong = exact(changed) != truth
     # The changed input in between that is still wrong: attacks stop a little beyond the boundary.
-    inside, outside = torch.zeros(len(x)), torch.ones(len(x))
+    inside, outside = (part.expand(len(x), *(1,) * (x.dim() - 1)) for part in x.new_tensor([0.0, 1.0]))
     for _ in range(_BISECTIONS):
         middle = (inside + outside) / 2
-        between = torch.lerp(x, changed, middle.to(x)[:, None, None, None])
-        still = exact(between) != truth.cpu()
+        still = (exact(torch.lerp(x, changed, middle)) != truth).reshape(middle.shape)
         outside, inside = torch.where(still, middle, outside), torch.where(still, inside, middle)
-    final = torch.lerp(x, changed, outside.to(x)[:, None, None, None])
-    final = torch.where((exact(final) != truth.cpu()).to(x.device)[:, None, None, None], final, changed)
-    change = final.cpu().double() - x.cpu().double()
+    nearest = torch.lerp(x, changed, outside)
+    change = next_up((nearest - x).abs())  # the difference is rounded once
     norms = torch.tensor([norm_up(row) for row in change], dtype=torch.float64)
-    return torch.where(wrong, norms, float("inf"))
+    return torch.where(wrong, norms, float("inf")), nearest
 
 
-def _foolbox() -> Any:
+def require_foolbox() -> Any:
+    """The library, or an error that says how to get it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the modules that foolbox imports and we do not use
         try:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramcert.certification.rounded import Linear, Rounded, error, norms, rule
+from gramcert.certification.rounded import Linear, Rounded, error, norms, own_type, rule
 from gramcert.geometry.convolution import LAYERS, Convolution, require_plain_forward
 from gramcert.nn.combining import Concatenation, Residual
 from gramcert.nn.guarantee import constant_and_size, times, unwrapped
@@ -71,7 +71,9 @@ class CertifiedForward:
         distance = x.new_zeros(len(x))
         for constant, rounded in self.steps:
             x, local = rounded(x)
-            distance = next_up(next_up(distance * constant) + local)
+            # Where nothing was lost before, an infinite constant makes nothing of it.
+            passed = torch.where(distance == 0, 0.0, next_up(distance * constant))
+            distance = next_up(passed + local)
         return x, distance
 
 
@@ -93,15 +95,17 @@ def _rounded(call: str, layer: nn.Module, size: Size) -> Rounded:
         linear, bias = Linear.of(call, layer, size), layer.bias
         assert bias is None or isinstance(bias, Tensor)
         return lambda x: linear(x, bias)
-    if isinstance(layer, (SLLLinear, SLLConv1d, SLLConv2d, SLLConv3d)):
+    # Exact classes only: a subclass with a guarantee of its own may compute something else.
+    kind = own_type(layer)
+    if kind in (SLLLinear, SLLConv1d, SLLConv2d, SLLConv3d):
         return _residual_layer(call, layer, size)
-    if type(layer) is Residual:
+    if kind is Residual:
         return _residual(call, layer, size)
-    if type(layer) is Concatenation:
+    if kind is Concatenation:
         return _concatenation(call, layer, size)
     known = rule(layer)
     if known is None:
-        raise TypeError(f"{call}({type(layer).__name__}): how it rounds is not known, so nothing can be certified")
+        raise TypeError(f"{call}({kind.__name__}): how it rounds is not known, so nothing can be certified")
     return known
 
 
@@ -110,14 +114,15 @@ def _residual_layer(call: str, layer: Any, size: Size) -> Rounded:
     with torch.no_grad():
         inner, outer = layer.weight, layer.outer_weight()
     activation = _rounded(call, layer.activation, size)
+    name = f"{call}({own_type(layer).__name__})"
     if isinstance(layer, SLLLinear):
-        into, back = Linear(inner, None), Linear(outer.mT, None)
+        into, back = Linear(name, inner, None), Linear(name, outer.mT, None)
     else:
         assert size is not None
         convolution = Convolution(inner.double(), padding=layer.padding)
-        into = Linear(convolution, size)
+        into = Linear(name, convolution, size)
         transposed = Convolution(outer.double(), padding=layer.padding, transposed=True)
-        back = Linear(transposed, convolution.output_size(size, call=call))
+        back = Linear(name, transposed, convolution.output_size(size, call=call))
 
     def apply(x: Tensor) -> tuple[Tensor, Tensor]:
         hidden, first = into(x, layer.bias)
@@ -130,13 +135,16 @@ def _residual_layer(call: str, layer: Any, size: Size) -> Rounded:
     return apply
 
 
-def _residual(call: str, layer: Residual, size: Size) -> Rounded:
+def _residual(call: str, layer: Any, size: Size) -> Rounded:
     """keep·x + weight·f(x): two products and a sum, and what happens in f."""
     inner = CertifiedForward.of(call, [layer.module], size)
-    keep, weight = layer.keep, 1.0 if layer.weight is None else layer.weight
+    keep, weight = (1.0, 1.0) if layer.weight is None else (layer.keep, layer.weight)
 
     def apply(x: Tensor) -> tuple[Tensor, Tensor]:
         value, distance = inner(x)
+        if value.shape != x.shape:
+            shapes = f"{tuple(x.shape)} into {tuple(value.shape)}"
+            raise ValueError(f"{call}(Residual): its module turns shape {shapes}, so they cannot be added")
         y = keep * x + weight * value
         amount = next_up(next_up(norms(x) * abs(keep)) + next_up(norms(value) * abs(weight)))
         return y, next_up(next_up(distance * abs(weight)) + error(2, amount, y))
@@ -144,7 +152,7 @@ def _residual(call: str, layer: Residual, size: Size) -> Rounded:
     return apply
 
 
-def _concatenation(call: str, layer: Concatenation, size: Size) -> Rounded:
+def _concatenation(call: str, layer: Any, size: Size) -> Rounded:
     """Parts side by side times a factor; together their errors are at most as long as the sum of the lengths."""
     parts = [CertifiedForward.of(call, [part], size) for part in layer.parts]
     factor = layer.factor

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gramcert.rounding import down, next_down, next_up, row_norms_up
+from gramcert.rounding import next_down, next_up, row_norms_up
 
 
 def radii(weight: Tensor, logits: Tensor, lipschitz: float, logit_error: Tensor, feature_error: Tensor) -> Tensor:
@@ -25,11 +25,12 @@ def radii(weight: Tensor, logits: Tensor, lipschitz: float, logit_error: Tensor,
     """
     values = logits.detach().cpu().double()
     top, winner = values.max(1)
-    margins = next_down(next_down(top[:, None] - values) - next_up(2 * logit_error)[:, None])
     rows = weight.detach().cpu().double()
     # Differences are rounded once: the next float away from zero is beyond the exact one.
     distances = torch.stack([row_norms_up(next_up((rows - row).abs())) for row in rows])[winner]
+    margins = next_down(next_down(top[:, None] - values) - next_up(2 * logit_error)[:, None])
+    margins = next_down(margins - next_up(distances * feature_error[:, None]))
     found = next_down(margins / next_up(distances * lipschitz))
-    # A margin that is not positive certifies nothing; a quotient by a distance may hide its sign.
-    found = torch.where(margins > 0, found, 0.0).scatter(1, winner[:, None], float("inf")).amin(1)
-    return next_down(found - next_up(feature_error / down(lipschitz))).clamp_min(0)
+    # A margin that is not positive certifies nothing, and neither does one that overflow made of infinities.
+    found = torch.where(margins > 0, found, 0.0).scatter(1, winner[:, None], float("inf"))
+    return found.amin(1).clamp_min(0)

@@ -11,14 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from gramcert.certification.accuracy import certify
-from gramcert.certification.attacks import ATTACKS
+from gramcert.certification.attacks import ATTACKS, require_foolbox
 from gramcert.certification.attacks import attack as run
-from gramcert.cli.certify import BATCH, test_images
-from gramcert.cli.errors import NEGATIVE_ANSWER, one_line_errors
+from gramcert.cli.certify import BATCH, images_to_test, percent
+from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.options import DATA, RADII, parse_radii
 from gramcert.cli.progress import counting_bar
 from gramcert.cli.radius_plot import save_radius_plot
-from gramcert.training.checkpoints import Trained
+from gramcert.training.checkpoints import Trained, save_inputs
+
+REFUTED = "refuted.safetensors"
 
 
 def attack(
@@ -36,8 +38,11 @@ def attack(
     """
     with one_line_errors():
         wanted = parse_radii(radii)
+        if steps < 1:
+            raise BadInput(f"--steps {steps}: expected a positive number")
+        require_foolbox()
         trained = Trained(folder)
-        test = test_images(trained, data, images)
+        test = images_to_test(trained, data, images)
         with counting_bar() as bar:
             batches = [(part.values(), part.labels) for part in test.batches(BATCH)]
             certified = certify(
@@ -54,9 +59,6 @@ def attack(
                     batch=BATCH,
                     report=lambda name, done, total: bar("attacked", done, total),
                 )
-        curves = {"certified": certified.radii, "attacked": attacked.distances}
-        target = (folder if folder.is_dir() else folder.parent) / "attacked.png"
-        written = save_radius_plot(target, curves, certified.clean, trained.configuration.name)
     refuted = (attacked.distances < certified.radii).nonzero().flatten().tolist()
     shares = {
         text: {
@@ -75,17 +77,25 @@ def attack(
         for name in ("radius", "certified", "attacked", "clean"):
             table.add_column(name, justify="right")
         for text, row in shares.items():
-            table.add_row(text, *(f"{100 * share:.1f}" for share in row.values()))
+            table.add_row(text, *map(percent, row.values()))
         Console().print(table)
         winners = ", ".join(f"{name} {count}" for name, count in best.items())
         Console().print(Text(f"{len(test)} images, {steps} steps. Smallest change found by: {winners}.", "dim"))
-    if written:
-        typer.echo(f"curves written to {target}", err=True)
+    beside = folder if folder.is_dir() else folder.parent
     if refuted:
+        save_inputs(beside / REFUTED, {"index": torch.tensor(refuted), "changed": attacked.changed[refuted]})
         typer.echo(
             f"REFUTED: an attack succeeded inside the certified radius of {len(refuted)} images, the first of them "
-            f"{refuted[0]}. This is a bug in gramcert; please report it with the folder of the network.",
+            f"{refuted[0]}. This is a bug in gramcert; please report it with the folder of the network, in which "
+            f"{REFUTED} has the changed images.",
             err=True,
         )
+    else:
+        typer.echo(f"No attack succeeded inside a certified radius ({len(test)} images).", err=True)
+    curves = {"certified": certified.radii, "attacked": attacked.distances}
+    target = beside / "attacked.png"
+    with one_line_errors():  # after the result, which must not be lost with the plot
+        if save_radius_plot(target, curves, certified.clean, trained.configuration.name):
+            typer.echo(f"curves written to {target}", err=True)
+    if refuted:
         raise typer.Exit(NEGATIVE_ANSWER)
-    typer.echo(f"No attack succeeded inside a certified radius ({len(test)} images).", err=True)

@@ -1,6 +1,8 @@
 """``gramcert certify``: clean and certified accuracy of a trained network."""
 
+import decimal
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +41,7 @@ def certify(
         if plot is not None:
             require_plotting(plot)
         trained = Trained(folder)
-        test = test_images(trained, data, images)
+        test = images_to_test(trained, data, images)
         with counting_bar() as bar:
             batches = [(part.values(), part.labels) for part in test.batches(BATCH)]
             result = run(
@@ -48,18 +50,18 @@ def certify(
                 list(wanted.values()),
                 report=lambda what, done, total: bar(what, done, total or len(test)),
             )
-        target = plot or (folder if folder.is_dir() else folder.parent) / "certified.png"
-        written = save_radius_plot(target, {"certified": result.radii}, result.clean, trained.configuration.name)
     if as_json:
         typer.echo(json.dumps(_as_json(trained, result, wanted), allow_nan=False))
     else:
         Console().print(_table(trained, result, wanted))
         Console().print(_notes(trained, result, len(test)))
-    if written:
-        typer.echo(f"curve written to {target}", err=True)
+    target = plot or (folder if folder.is_dir() else folder.parent) / "certified.png"
+    with one_line_errors():  # after the result, which must not be lost with the plot
+        if save_radius_plot(target, {"certified": result.radii}, result.clean, trained.configuration.name):
+            typer.echo(f"curve written to {target}", err=True)
 
 
-def test_images(trained: Trained, data: Path | None, count: int | None) -> Labelled:
+def images_to_test(trained: Trained, data: Path | None, count: int | None) -> Labelled:
     """The test images of a network's own set, which must be the ones that it was made for."""
     configuration = trained.configuration
     found = load_images(configuration.dataset, data)
@@ -83,7 +85,7 @@ def _as_json(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float
         "certified": {text: result.certified[radius] for text, radius in radii.items()},
         "lipschitz": result.lipschitz,
         "images": len(result.labels),
-        "logit_error": result.error,
+        "feature_error": result.error,
         "classes": classes,
         "configuration": json.loads(trained.configuration.to_json()),
         "assumptions": ASSUMPTIONS,
@@ -99,7 +101,7 @@ def _table(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float])
         table.add_column(f"at {text}", justify="right")
 
     def row(name: str, count: int, clean: float, shares: list[float], style: str = "") -> None:
-        table.add_row(name, str(count), *(f"{100 * share:.1f}" for share in (clean, *shares)), style=style)
+        table.add_row(name, str(count), *map(percent, (clean, *shares)), style=style)
 
     for label, name in enumerate(trained.classes):
         count = int((result.labels == label).sum())
@@ -112,10 +114,21 @@ def _table(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float])
 
 
 def _notes(trained: Trained, result: CertifiedAccuracy, count: int) -> Text:
+    constant, error = _rounded_up(result.lipschitz, 10), _rounded_up(result.error, 2)
     return Text(
-        f"{trained.shape[1]}×{trained.shape[2]} images; constant of the network before its last layer "
-        f"{result.lipschitz:.9f}, from every layer's weights as stored. Features are computed to within "
-        f"{result.error:.1e}, which is taken off the radii. With {count} images an accuracy of 50 % is known to "
-        f"about ±{100 * (0.25 / count) ** 0.5 * 2:.1f} points.",
+        f"{trained.shape[1]}×{trained.shape[2]} images; constant of the network before its last layer {constant}, from "
+        f"every layer's weights as stored. Features are computed to within {error}, which is taken off the radii. With "
+        f"{count} images an accuracy of 50 % is known to about ±{100 * (0.25 / count) ** 0.5 * 2:.1f} points.",
         "dim",
     )
+
+
+def percent(share: float) -> str:
+    """Rounded down: what is printed is never more than what was certified."""
+    return f"{math.floor(1000 * share + 1e-9) / 10:.1f}"  # the product may be just below a whole number
+
+
+def _rounded_up(value: float, digits: int) -> str:
+    """With so many significant digits."""
+    with decimal.localcontext(prec=digits, rounding=decimal.ROUND_CEILING):
+        return f"{+decimal.Decimal(value):g}"

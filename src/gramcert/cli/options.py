@@ -1,5 +1,6 @@
 """Options that several commands share, and how sizes, paddings and radii are written."""
 
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,9 @@ DATA = Annotated[
     typer.Option(envvar="GRAMCERT_DATA", help="Archive or folder of the images; not needed for digits."),
 ]
 RADII = Annotated[str, typer.Option(help="l2 radii, such as 36/255,0.5.")]
+
+# Of moderate length: a fraction of 1e999999999 would take all memory.
+_NUMBER = re.compile(r"\d{1,20}/0*[1-9]\d{0,19}|-?\d{1,20}(\.\d{0,40})?(e-?\d{1,2})?")
 
 
 def parse_sizes(option: str, text: str) -> int | tuple[int, ...]:
@@ -50,10 +54,9 @@ def parse_radii(text: str) -> dict[str, float]:
     """``36/255,0.5``: each radius as it is written, and as the smallest float that is not below it."""
     result = {}
     for part in text.split(","):
-        try:
-            exact = Fraction(part.strip())
-        except (ValueError, ZeroDivisionError):
-            raise BadInput(f"--radii {text!r}: expected numbers or fractions like 36/255,0.5") from None
+        if not _NUMBER.fullmatch(part.strip()):
+            raise BadInput(f"--radii {text!r}: expected numbers or fractions like 36/255,0.5")
+        exact = Fraction(part.strip())
         if not 0 <= exact <= LARGEST:
             raise BadInput(f"--radii {text!r}: expected radii from 0 to {LARGEST}")
         result[part.strip()] = fraction_up(exact)

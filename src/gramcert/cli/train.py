@@ -60,7 +60,8 @@ def train(
                 bar.update(task, completed=step.step, total=step.steps, epoch=epoch, loss=step.loss)
                 if step.record is not None and "clean" in step.record:
                     shares = "  ".join(f"{name} {value:.4f}" for name, value in _shares(step.record).items())
-                    console.print(f"epoch {step.epoch}  loss {step.record['loss']:.4f}  {shares}", highlight=False)
+                    line = f"epoch {step.epoch}  loss {step.record['loss']:.4f}  {shares}"
+                    console.print(line, highlight=False, soft_wrap=True)
 
             records = run(chosen, images, out, report=report, checkpoint_seconds=checkpoint_seconds)
     if not is_first:

@@ -54,7 +54,8 @@ class Residual(Layer):
         constant, after = constant_and_size(call, self.module, size)
         if size is not None and after != size:
             raise ValueError(f"{call}(Residual): its module turns size {size} into {after}, so they cannot be added")
-        keep, part = abs(self.keep), times(1.0 if self.weight is None else abs(self.weight), constant)
+        keep, share = (1.0, 1.0) if self.weight is None else (abs(self.keep), abs(self.weight))
+        part = times(share, constant)
         total = keep + part
         # These differences are the two parts exactly if and only if the sum was not rounded.
         return (total if total - keep == part and total - part == keep else up(total)), size

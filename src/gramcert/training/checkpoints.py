@@ -20,7 +20,6 @@ STATE, MODEL, METRICS, CONFIGURATION = "state.safetensors", "model.safetensors",
 
 _FORMAT = "gramcert network 1"
 
-
 _UNFINISHED = ".unfinished"
 
 
@@ -61,16 +60,22 @@ def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
         return None
     tensors, metadata = _read(path)
     weights, moments = {}, dict[int, dict[str, Tensor]]()
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition(".")
-        if kind == "model":
-            weights[rest] = tensor
-        else:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    try:
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "model":
+                weights[rest] = tensor
+                continue
             index, _, moment = rest.partition(".")
+            if tensor.dim() and tensor.shape != parameters[int(index)].shape:  # torch would find out at the next step
+                raise ValueError(f"{name} of shape {tuple(tensor.shape)}")
             moments.setdefault(int(index), {})[moment] = tensor
+        facts: dict[str, Any] = json.loads(metadata["facts"])
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"{path}: not a state of this run ({error})") from None
     _load_weights(path, model, weights)
     optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
-    facts: dict[str, Any] = json.loads(metadata["facts"])
     return facts
 
 
@@ -96,6 +101,13 @@ def save_model(
     write_atomically(folder / MODEL, save(weights, metadata))
 
 
+def save_inputs(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Inputs that somebody shall look at."""
+    from safetensors.torch import save
+
+    write_atomically(path, save(tensors))
+
+
 class Trained:
     """A finished network, read from its folder or file.
 
@@ -117,23 +129,25 @@ class Trained:
             self.shape: tuple[int, int, int] = (int(channels), int(height), int(width))
             self.classes = tuple(str(name) for name in json.loads(metadata["classes"]))
             self.facts: dict[str, Any] = json.loads(metadata["facts"])
-        except (KeyError, TypeError, ValueError) as error:
+            # Before memory is taken for a network that a hostile file may describe as enormous.
+            with torch.device("meta"):
+                wanted = build(self.configuration, self.shape, len(self.classes)).state_dict()
+        except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise ValueError(f"{file}: its metadata cannot be used ({error})") from None
-        _require_same_sizes(file, self.configuration, self.shape, len(self.classes), weights)
+        _require_same(file, wanted, weights)
         self.model = build(self.configuration, self.shape, len(self.classes)).eval()
         _load_weights(file, self.model, weights)
 
 
-def _require_same_sizes(
-    file: Path, configuration: Configuration, shape: tuple[int, int, int], classes: int, weights: dict[str, Tensor]
-) -> None:
-    """Before memory is taken for a network that a hostile file may describe as enormous."""
-    with torch.device("meta"):
-        wanted = build(configuration, shape, classes).state_dict()
+def _require_same(file: Path, wanted: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+    """The same shapes and types; a weight of another type would be rounded, and not be what was trained."""
     for name, tensor in wanted.items():
-        found = tuple(weights[name].shape) if name in weights else "nothing"
-        if found != tuple(tensor.shape):
-            raise ValueError(f"{file}: expected {name} of shape {tuple(tensor.shape)}, got {found}")
+        shape, found = tuple(tensor.shape), weights.get(name)
+        if found is None or tuple(found.shape) != shape:
+            got = "nothing" if found is None else tuple(found.shape)
+            raise ValueError(f"{file}: expected {name} of shape {shape}, got {got}")
+        if found.dtype != tensor.dtype:
+            raise ValueError(f"{file}: expected {name} of type {tensor.dtype}, got {found.dtype}")
 
 
 def _load_weights(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:

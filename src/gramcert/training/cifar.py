@@ -5,12 +5,13 @@ made of, builds them itself from the raw bytes, and refuses every other name in 
 """
 
 import io
+import math
 import pickle
+import pickletools
 import tarfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -20,6 +21,10 @@ Part = tuple[Tensor, Tensor]
 
 # Bytes of the largest file in either archive, with room to spare.
 LARGEST_FILE = 2**28
+
+# Of a pickle: places of its memo, for which the unpickler takes memory before they are used, and tuples, whose hashes
+# overflow the stack when a million of them are nested. The archives have 10⁵ and 10.
+MOST_PLACES, MOST_TUPLES = 2**20, 1000
 
 _SIDE, _CHANNELS = 32, 3
 
@@ -57,46 +62,53 @@ def read_cifar(path: Path, dataset: str) -> tuple[Part, Part, tuple[str, ...]]:
         dataset: ``cifar10`` or ``cifar100``.
     """
     layout = _LAYOUTS[dataset]
-    read = _reader(path, layout)
-    parts = [_batch(name, read(name), layout) for name in (*layout.train, layout.test)]
+    contents = _contents(path, layout)
+    parts = [_batch(name, contents.pop(name), layout) for name in (*layout.train, layout.test)]
     train = torch.cat([images for images, _ in parts[:-1]]), torch.cat([labels for _, labels in parts[:-1]])
-    names = _field(layout.meta, _unpickled(layout.meta, read(layout.meta)), layout.names)
-    if not isinstance(names, list) or len(names) != layout.classes:
-        raise ValueError(f"{layout.meta}: expected {layout.classes} class names")
-    return train, parts[-1], tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    return train, parts[-1], _names(layout.meta, contents.pop(layout.meta), layout)
 
 
-def _reader(path: Path, layout: _Layout) -> Callable[[str], bytes]:
-    """How a member of the set is read."""
+def _contents(path: Path, layout: _Layout) -> dict[str, bytes]:
+    """The bytes of each file of the set, by name."""
+    names = (*layout.train, layout.test, layout.meta)
     for folder in (path, path / layout.folder):
         if (folder / layout.test).is_file():
-            return lambda name: _limited(folder / name, (folder / name).open("rb"))
+            return {name: _file(folder / name) for name in names}
     candidates = [path] if path.is_file() else sorted(path.glob(f"{layout.folder.removesuffix('-batches-py')}*.tar*"))
     if not candidates:
         raise ValueError(f"{path}: expected the folder {layout.folder}, or its archive, as a file or inside")
-    archive = candidates[0]
-
-    def member(name: str) -> bytes:
-        try:
-            with tarfile.open(archive) as tar:
-                stream = tar.extractfile(f"{layout.folder}/{name}")  # into memory: no path of the archive is used
-                if stream is None:
-                    raise ValueError(f"{archive}: {layout.folder}/{name} is not a file")
-                return _limited(archive, stream)
-        except KeyError:
-            raise ValueError(f"{archive}: {layout.folder}/{name} is not in it") from None
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise ValueError(f"{archive}: cannot be read as an archive ({error})") from None
-
-    return member
+    members = _members(candidates[0], {f"{layout.folder}/{name}" for name in names})
+    return {name: members[f"{layout.folder}/{name}"] for name in names}
 
 
-def _limited(path: Path, stream: Any) -> bytes:
+def _file(path: Path) -> bytes:
     try:
-        with stream:
-            content: bytes = stream.read(LARGEST_FILE + 1)
+        with path.open("rb") as stream:
+            return _limited(path, stream)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _members(archive: Path, names: set[str]) -> dict[str, bytes]:
+    """Into memory, in one pass: no path of the archive is used, no link followed, nothing unpacked twice."""
+    found = dict[str, bytes]()
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if member.name in names:
+                    stream = tar.extractfile(member) if member.isfile() else None
+                    if stream is None:
+                        raise ValueError(f"{member.name} is not a file")
+                    found[member.name] = _limited(Path(member.name), stream)
+    except Exception as error:  # the decoders of four compressions raise what they like
+        raise ValueError(f"{archive}: cannot be read as an archive ({error})") from None
+    if names - found.keys():
+        raise ValueError(f"{archive}: {min(names - found.keys())} is not in it")
+    return found
+
+
+def _limited(path: Path, stream: IO[bytes]) -> bytes:
+    content = stream.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
         raise ValueError(f"{path}: expected at most {LARGEST_FILE} bytes")
     return content
@@ -117,10 +129,21 @@ def _batch(name: str, content: bytes, layout: _Layout) -> Part:
     return images, torch.tensor(labels)
 
 
+def _names(name: str, content: bytes, layout: _Layout) -> tuple[str, ...]:
+    names = _field(name, _unpickled(name, content), layout.names)
+    if not isinstance(names, list) or len(names) != layout.classes:
+        raise ValueError(f"{name}: expected {layout.classes} class names")
+    if not all(isinstance(text, (bytes, str)) for text in names):
+        raise ValueError(f"{name}: expected class names as text")
+    return tuple(text.decode(errors="replace") if isinstance(text, bytes) else text for text in names)
+
+
 def _field(name: str, fields: Any, key: bytes) -> Any:
-    if not isinstance(fields, dict) or key not in fields:
-        raise ValueError(f"{name}: expected a dictionary with {key.decode()!r}")
-    return fields[key]
+    """By a key that is text of Python 2, or of Python 3 in archives that were written anew."""
+    for known in (key, key.decode()):
+        if isinstance(fields, dict) and known in fields:
+            return fields[known]
+    raise ValueError(f"{name}: expected a dictionary with {key.decode()!r}")
 
 
 class _Array:
@@ -139,11 +162,10 @@ class _Array:
         self.shape, self.content = state[1], state[4]
 
     def array(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        content = self.content.encode("latin-1") if isinstance(self.content, str) else self.content
-        if not isinstance(content, bytes) or not isinstance(self.shape, tuple):
+        if not isinstance(self.content, bytes) or not isinstance(self.shape, tuple):
             raise ValueError(f"{name}: expected an array of bytes")
-        flat = np.frombuffer(content, dtype=np.uint8)
-        if not all(type(size) is int and size >= 0 for size in self.shape) or int(np.prod(self.shape)) != flat.size:
+        flat = np.frombuffer(self.content, dtype=np.uint8)
+        if not all(type(size) is int and size >= 0 for size in self.shape) or math.prod(self.shape) != flat.size:
             raise ValueError(f"{name}: an array of shape {self.shape} with {flat.size} bytes")
         return flat.reshape(self.shape)
 
@@ -192,8 +214,19 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to something outside of the file")
 
 
+def _require_modest(content: bytes) -> None:
+    tuples = 0
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name.endswith("PUT") and isinstance(argument, int) and argument >= MOST_PLACES:
+            raise pickle.UnpicklingError(f"place {argument} of its memo, expected less than {MOST_PLACES}")
+        tuples += opcode.name.startswith("TUPLE")
+    if tuples > MOST_TUPLES:
+        raise pickle.UnpicklingError(f"{tuples} tuples, expected at most {MOST_TUPLES}")
+
+
 def _unpickled(name: str, content: bytes) -> Any:
     try:
+        _require_modest(content)
         return _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a corrupt pickle can raise anything
         raise ValueError(f"{name}: refused, not a batch of images ({error or type(error).__name__})") from None

@@ -9,6 +9,9 @@ from torch import Tensor
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
+# Modes of Pillow; of others, such as I;16, the conversion would clip what is above 255.
+_GREY, _COLOURED = ("1", "L"), ("RGB", "P", "PA", "LA", "RGBA", "CMYK", "YCbCr")
+
 # Pixels of one image; more is a mistake or a decompression bomb.
 LARGEST_IMAGE = 2**22
 
@@ -34,6 +37,8 @@ def _part(folder: Path, classes: tuple[str, ...], like: Tensor | None = None) ->
     shape = None if like is None else like.shape[1:]
     for label, name in enumerate(classes):
         files = sorted(file for file in (folder / name).glob("*") if file.suffix.lower() in _SUFFIXES)
+        if not files and like is None:  # such as .ipynb_checkpoints, which is no class
+            raise ValueError(f"{folder / name}: no images ({', '.join(sorted(_SUFFIXES))})")
         for file in files:
             image = _image(file)
             shape = image.shape if shape is None else shape
@@ -53,8 +58,9 @@ def _image(file: Path) -> Tensor:
             warnings.simplefilter("error")
             if image.width * image.height > LARGEST_IMAGE:
                 raise ValueError(f"expected at most {LARGEST_IMAGE} pixels, got {image.width}×{image.height}")
-            mode = "L" if image.mode in ("1", "L") else "RGB"
-            pixels = image.convert(mode)
+            if image.mode not in _GREY + _COLOURED:
+                raise ValueError(f"expected 8 bits per channel, got Pillow's mode {image.mode}")
+            pixels = image.convert("L" if image.mode in _GREY else "RGB")
             channels = len(pixels.getbands())
             flat = torch.frombuffer(bytearray(pixels.tobytes()), dtype=torch.uint8)
             return flat.reshape(image.height, image.width, channels).permute(2, 0, 1).contiguous()

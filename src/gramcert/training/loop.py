@@ -77,18 +77,17 @@ def train(
     engine = _engine(configuration)
     images = images.limited(configuration.images, configuration.holdout)
     share = _Share(configuration.batch, engine.process_index, engine.num_processes)
+    epoch_steps = _steps_per_epoch(configuration, images)
+    steps = epoch_steps * configuration.epochs
     network = build(configuration, images.shape, len(images.classes), images.channel_means())
     if engine.is_main_process:
         _claim(folder, configuration)
     engine.wait_for_everyone()
     adam = torch.optim.Adam(network.parameters(), configuration.lr, configuration.betas)
-    facts = load_state(folder, network, adam) or {"step": 0, "loss": 0.0, "seconds": 0.0}
+    start = steps if (folder / MODEL).exists() else 0  # without a state, whoever finished it may have removed it
+    facts = load_state(folder, network, adam) or {"step": start, "loss": 0.0, "seconds": 0.0}
     model, optimizer = engine.prepare(network, adam)
     loss = _loss(configuration)
-    epoch_steps = len(images.train) // configuration.batch
-    if not epoch_steps:
-        raise ValueError(f"train(batch={configuration.batch}): more than the {len(images.train)} training images")
-    steps = epoch_steps * configuration.epochs
     started = time.monotonic() - facts["seconds"]
     saved = reported = time.monotonic()
     step, total = facts["step"], torch.tensor(facts["loss"], dtype=torch.float64, device=engine.device)
@@ -194,6 +193,16 @@ def _engine(configuration: Configuration) -> Any:
     if engine.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
         raise RuntimeError(f"train: {os.environ['WORLD_SIZE']} processes were started, {engine.num_processes} joined")
     return engine
+
+
+def _steps_per_epoch(configuration: Configuration, images: Images) -> int:
+    """Whole batches; what the images do not allow is an error before the folder is touched."""
+    if configuration.batch > len(images.train):
+        raise ValueError(f"train(batch={configuration.batch}): more than the {len(images.train)} training images")
+    border, side = configuration.augmentation.crop, min(images.shape[1:])
+    if border >= side:
+        raise ValueError(f"train(augmentation.crop={border}): expected less than the {side} pixels of the images")
+    return len(images.train) // configuration.batch
 
 
 def _claim(folder: Path, configuration: Configuration) -> None:

@@ -23,15 +23,18 @@ def build(
         classes: number of outputs.
         means: what is subtracted from each channel; zeros if ``None``, for a network whose weights will be loaded.
     """
+    if min(shape) < 1 or classes < 2:
+        raise ValueError(f"network {configuration.name}: images of shape {shape} in {classes} classes")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(configuration.seed)
-        return _built(configuration, shape, classes, means or [0.0] * shape[0])
+        return _built(configuration, shape, classes, means)
 
 
-def _built(c: Configuration, shape: tuple[int, int, int], classes: int, means: list[float]) -> nn.Sequential:
+def _built(c: Configuration, shape: tuple[int, int, int], classes: int, means: list[float] | None) -> nn.Sequential:
     channels, height, width = shape
     activation = _ACTIVATIONS[c.activation]
-    layers: list[nn.Module] = [Shift([-mean for mean in means])]
+    # Of zeros no list is made: a hostile file may ask for any number of channels.
+    layers: list[nn.Module] = [Shift(torch.zeros(channels) if means is None else [-mean for mean in means])]
     shrinking = [c.unshuffle, *[2] * (len(c.widths) - 1)]
     for stage, (factor, wanted, blocks, inner) in enumerate(zip(shrinking, c.widths, c.blocks, c.inner, strict=True)):
         if height % factor or width % factor:

@@ -1,0 +1,172 @@
+"""Attacks are beyond the certified radii, and what they find is real."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+
+import gramcert.nn as gnn
+from gramcert import certify
+from gramcert.certification import attacks
+from gramcert.certification.attacks import ATTACKS, attack
+
+pytest.importorskip("foolbox", reason="foolbox is not installed")
+
+STEPS = 15
+RADII = [0.0, 0.1, 0.3]
+
+
+def small_network(dtype=torch.float32):
+    """For 1×4×4 images and three classes."""
+    torch.manual_seed(0)
+    layers = [gnn.Shift([-0.5]), gnn.PadChannels(2), gnn.SLLConv2d(2, 4, 3), nn.Flatten(), gnn.SLLLinear(32, 16)]
+    return nn.Sequential(*layers, gnn.NormalizedLinear(32, 3)).to(dtype)
+
+
+def images(model, count=12):
+    """Images in [0, 1] with their classes, every fourth of them wrong."""
+    x = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    labels = attacks.plain_in_float64(model)(x)
+    labels[::4] = (labels[::4] + 1) % 3
+    return x, labels
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Every input that was shown to the network in float64, with its class."""
+    shown = []
+    make = attacks.plain_in_float64
+
+    def recorded(model):
+        classes = make(model)
+
+        def remember(x):
+            found = classes(x)
+            shown.extend(zip(x.cpu().double(), found.tolist(), strict=True))
+            return found
+
+        return remember
+
+    monkeypatch.setattr(attacks, "plain_in_float64", recorded)
+    return shown
+
+
+def square_distance(one, other):
+    """Exactly."""
+    pairs = zip(one.flatten().tolist(), other.double().flatten().tolist(), strict=True)
+    return sum((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_found_changes_are_real_and_outside_the_certified_radius(dtype, seen):
+    model = small_network(dtype)
+    x, labels = images(model)
+    seen.clear()
+    found = attack(model, x, labels, RADII, steps=STEPS, batch=5)
+    certified = certify(model, [(x, labels)], RADII)
+    assert found.distances.dtype == torch.float64
+    assert not bool((found.distances < certified.radii).any())
+    wrong = certified.predictions != labels
+    assert int(wrong.sum()) == 3
+    assert not found.distances[wrong].any()
+    assert (found.best[wrong] == -1).all()
+    assert bool(torch.isfinite(found.distances).all())
+    norms = (found.changed - x.double()).flatten(1).norm(dim=1)
+    torch.testing.assert_close(norms, found.distances)
+    for sample, label, distance in zip(x[~wrong], labels[~wrong], found.distances[~wrong].tolist(), strict=True):
+        changed = [other for other, kind in seen if kind != int(label)]
+        assert all(float(other.min()) >= 0 and float(other.max()) <= 1 for other in changed)
+        nearest = min(square_distance(other, sample) for other in changed)
+        assert nearest <= Fraction(distance) ** 2 <= nearest * (1 + Fraction(1e-12))
+    for radius in RADII:
+        share = float((found.distances > radius).double().mean())
+        assert certified.certified[radius] <= found.accuracy(radius) == share <= certified.clean
+    assert found.accuracy(10.0) == 0
+
+
+def test_attacks_come_near_the_boundary_of_a_linear_network():
+    """Where the certified radius is the distance to the boundary, the smallest change that is found is hardly more."""
+    model = nn.Sequential(gnn.NormalizedLinear(6, 3, bias=False))
+    x = 0.5 + 0.05 * torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    labels = attacks.plain_in_float64(model)(x)
+    radii = certify(model, [(x, labels)], []).radii
+    found = attack(model, x, labels, [], steps=50)
+    assert bool((radii > 0).all())
+    assert bool((found.distances >= radii).all())
+    assert bool((found.distances <= 1.1 * radii).all())
+
+
+def test_projected_gradient_tries_each_radius_on_what_withstood(monkeypatch):
+    """With the other attacks finding nothing, every distance is within the least radius that allows a change."""
+    model = small_network()
+    x, labels = images(model)
+    radii = certify(model, [(x, labels)], []).radii
+    nearest, calls = attacks._nearest, []
+
+    def only_projected(exact, inputs, changed, truth):
+        calls.append(len(inputs))
+        lengths, inputs = nearest(exact, inputs, changed, truth)
+        return (lengths if len(calls) > 2 else torch.full_like(lengths, math.inf)), inputs
+
+    monkeypatch.setattr(attacks, "_nearest", only_projected)
+    found = attack(model, x, labels, [3.0, 0.05, 1.0], steps=STEPS)
+    assert calls[:3] == [9, 9, 9]
+    assert calls == sorted(calls, reverse=True)
+    assert set(found.best.tolist()) == {-1, 2}
+    assert bool((found.distances >= radii).all())
+    assert float(found.distances.max()) <= 3.0 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inputs_and_the_model_are_left_alone(dtype):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3, dtype=dtype)).train()
+    x, labels = torch.rand(3, 1, 4, 4, dtype=dtype), torch.tensor([0, 1, 2])
+    before, weight = x.clone(), model[1].weight.detach().clone()
+    attack(model, x, labels, [0.1], steps=2)
+    assert torch.equal(x, before)
+    assert torch.equal(model[1].weight, weight)
+    assert model.training
+    assert model[1].weight.requires_grad
+    assert model[1].weight.grad is None
+
+
+def test_progress_is_reported():
+    calls = []
+    model = small_network()
+    x, labels = images(model, 4)
+    attack(model, x, labels, [0.1], steps=2, batch=3, report=lambda *done: calls.append(done))
+    assert calls[:3] == [(name, 0, 4) for name in ATTACKS]
+    assert calls[-1] == (ATTACKS[-1], 4, 4)
+
+
+X, Y = torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((X, Y[:1], []), {}, r"attack\(inputs, labels\): .* got shapes \(2, 1, 4, 4\) and \(1,\)"),
+        ((X[:0], Y[:0], []), {}, r"attack\(inputs, labels\): expected \(count, ...\) and as many labels, got shapes"),
+        ((X - 0.1, Y, []), {}, r"attack\(inputs\): expected values from 0 to 1, got -0.1 to -0.1"),
+        ((X + 1.5, Y, []), {}, r"attack\(inputs\): expected values from 0 to 1, got 1.5 to 1.5"),
+        ((X + math.nan, Y, []), {}, r"attack\(inputs\): expected values from 0 to 1, got nan"),
+        ((X, Y, [-1.0]), {}, r"attack\(radii\): expected numbers of at least 0, got -1.0"),
+        ((X, Y, [math.nan]), {}, r"attack\(radii\): expected numbers of at least 0, got nan"),
+        ((X, Y, []), {"steps": 0}, r"attack\(steps=0, batch=250\): expected positive numbers"),
+        ((X, Y, []), {"batch": 0}, r"attack\(steps=100, batch=0\): expected positive numbers"),
+    ],
+)
+def test_bad_input(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        attack(small_network(), *arguments, **options)
+
+
+def test_without_foolbox(monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    with pytest.raises(ValueError, match=r"attack: needs foolbox \(pip install 'gramcert\[attack\]'\)"):
+        attack(small_network(), X, Y, [])

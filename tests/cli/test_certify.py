@@ -1,0 +1,172 @@
+import json
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+
+import gramcert
+from gramcert.cli.certify import _rounded_up, percent
+from gramcert.training.checkpoints import MODEL, Trained
+from gramcert.training.images import load_images
+
+PNG = b"\x89PNG\r\n\x1a\n"
+RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "255/255": 1.0}
+
+
+def answer(run, *words):
+    result = run("certify", *words, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout)
+
+
+def test_json_is_one_object_with_what_the_library_certifies(run, folder):
+    found = answer(run, folder)
+    test = load_images("digits", None).test
+    expected = gramcert.certify(Trained(folder).model, [(test.values(), test.labels)], list(RADII.values()))
+    assert found["clean"] == expected.clean
+    assert found["certified"] == pytest.approx({text: expected.certified[radius] for text, radius in RADII.items()})
+    assert found["lipschitz"] == expected.lipschitz >= 1
+    assert 0 < found["feature_error"] < 1e-9
+    assert found["images"] == len(test) == 397
+    assert list(found["certified"]) == list(RADII)
+    assert 0.5 < found["clean"] <= 1
+    assert found["clean"] >= found["certified"]["36/255"] >= found["certified"]["72/255"] > 0
+    assert list(found["classes"]) == [str(digit) for digit in range(10)]
+    assert sum(row["images"] for row in found["classes"].values()) == 397
+    whole = sum(row["images"] * row["certified"]["36/255"] for row in found["classes"].values())
+    assert whole / 397 == pytest.approx(found["certified"]["36/255"])
+    assert found["configuration"]["name"] == "digits"
+    assert "IEEE 754" in found["assumptions"][0]
+
+
+def test_table_has_a_row_for_each_class(run, folder):
+    result = run("certify", folder, "--radii", "0.1, 36/255", "--images", 60)
+    assert result.exit_code == 0, result.output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    assert [row[0] for row in rows] == [*map(str, range(10)), "all"]
+    assert sum(int(row[1]) for row in rows[:-1]) == int(rows[-1][1]) == 60
+    for row in rows:
+        clean, *certified = map(float, row[2:])
+        assert 100 >= clean >= certified[0] >= certified[1] >= 0
+    for text in ("digits: certified accuracy in %", "at 0.1", "at 36/255", "8×8 images; constant of the network"):
+        assert text in result.stdout
+
+
+def test_the_curve_is_written_beside_the_network(run, folder):
+    for words in ((folder,), (folder / MODEL,)):
+        (folder / "certified.png").unlink(missing_ok=True)
+        result = run("certify", *words, "--images", 20)
+        assert result.exit_code == 0, result.output
+        assert f"curve written to {folder / 'certified.png'}" in result.stderr
+        assert (folder / "certified.png").read_bytes().startswith(PNG)
+
+
+def test_the_curve_goes_where_it_is_wanted(run, folder, tmp_path):
+    assert run("certify", folder, "--images", 20, "--plot", tmp_path / "curve.svg").exit_code == 0
+    assert "<svg" in (tmp_path / "curve.svg").read_text()
+    assert not (folder / "certified.png").exists()
+
+
+def test_a_curve_that_cannot_be_written_does_not_cost_the_result(run, folder):
+    (folder / "certified.png").mkdir()
+    result = run("certify", folder, "--images", 20, "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["images"] == 20
+    assert result.stderr.startswith(f"error: {folder / 'certified.png'}: the plot cannot be written")
+
+
+def test_without_matplotlib_there_is_no_curve(run, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run("certify", folder, "--images", 20, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["images"] == 20
+    assert not (folder / "certified.png").exists()
+
+
+def test_radii_are_not_below_what_is_written(run, folder, monkeypatch):
+    """36/255 as a float is below the fraction: accuracy is that at the next float."""
+    asked = []
+
+    def remember(model, batches, radii, **options):
+        asked.extend(radii)
+        return gramcert.certify(model, batches, radii, **options)
+
+    monkeypatch.setattr("gramcert.cli.certify.run", remember)
+    found = answer(run, folder, "--images", 20, "--radii", "36/255,0.1,0")
+    assert list(found["certified"]) == ["36/255", "0.1", "0"]
+    assert all(Fraction(radius) >= Fraction(text) for text, radius in zip(found["certified"], asked, strict=True))
+    assert found["certified"]["0"] <= found["clean"]
+
+
+def test_printed_shares_are_never_more_than_the_certified_ones():
+    for count in (*range(1, 60), 397, 10000):
+        for right in {0, 1, count // 3, 2 * count // 3, count - 1, count}:
+            printed, exact = Fraction(percent(right / count)), Fraction(100 * right, count)
+            assert exact - Fraction(1, 10) < printed <= exact
+    assert percent(0.99999) == "99.9"
+    assert percent(1.0) == "100.0"
+
+
+def test_printed_constants_and_errors_are_never_less_than_the_certified_ones():
+    for value in (1.0, 1 + 2**-52, 1.0000000004, 1.23456789012345, 3e-13, 0.0):
+        assert Fraction(value) <= Fraction(_rounded_up(value, 10)) <= Fraction(value) * (1 + Fraction(1, 10**9))
+    assert _rounded_up(8.85e-13, 2) == "8.9e-13"
+    assert _rounded_up(1 + 2**-52, 10) == "1.000000001"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--radii", "x"], "--radii 'x': expected numbers or fractions like 36/255,0.5"),
+        (["--radii", ""], "--radii '': expected numbers or fractions"),
+        (["--radii", "1/0"], "--radii '1/0': expected numbers or fractions"),
+        (["--radii", "nan"], "--radii 'nan': expected numbers or fractions"),
+        (["--radii", "0.1,-0.5"], "--radii '0.1,-0.5': expected radii"),
+        (["--radii", "1e40"], "--radii '1e40': expected radii from 0 to"),
+        (["--radii", "1e999999999"], "--radii '1e999999999': expected numbers or fractions"),
+        (["--images", "0"], "--images 0: expected 1 to 397"),
+        (["--images", "-3"], "--images -3: expected 1 to 397"),
+        (["--images", "398"], "--images 398: expected 1 to 397"),
+        (["--plot", "curve.txt"], "--plot curve.txt: expected a file ending in .png, .svg, .pdf"),
+        (["--plot", "missing/curve.png"], "--plot missing/curve.png: no such directory"),
+    ],
+)
+def test_bad_options(refused, folder, words, message):
+    assert message in refused("certify", folder, *words)
+
+
+def test_missing_networks(refused, tmp_path):
+    for path in (tmp_path / "missing", tmp_path):
+        assert f"{path}: expected a folder of `gramcert train` with a finished {MODEL}" in refused("certify", path)
+
+
+def test_files_that_are_no_networks(refused, folder):
+    file = folder / MODEL
+    whole = file.read_bytes()
+    for content in (b"", b"nonsense", whole[:100], whole[:-100], whole[: len(whole) // 2]):
+        file.write_bytes(content)
+        assert f"{file}: cannot be read as safetensors" in refused("certify", folder)
+
+
+def test_networks_that_were_tampered_with(refused, folder):
+    safetensors = pytest.importorskip("safetensors")
+    from safetensors.torch import save_file
+
+    file = folder / MODEL
+    with safetensors.safe_open(file, "pt") as opened:
+        metadata, weights = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    first = min(weights)
+
+    def changed(tensor, **facts):
+        save_file(weights | {first: tensor}, file, metadata | facts)
+        return refused("certify", folder)
+
+    assert "expected finite weights, got NaN or infinity" in changed(torch.full_like(weights[first], torch.nan))
+    assert f"expected {first} of shape" in changed(torch.zeros(1, 2, 3))
+    assert "expected 'gramcert network 1', got 'other'" in changed(weights[first], format="other")
+    assert "its metadata cannot be used" in changed(weights[first], shape="[1, 2]")
+    assert "the network was trained on other classes or sizes" in changed(
+        weights[first], classes=json.dumps(["zero", *map(str, range(1, 10))])
+    )
