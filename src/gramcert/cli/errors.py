@@ -17,7 +17,7 @@ def one_line_errors() -> Iterator[None]:
     """Turn what the library says about its arguments, and a lack of memory, into one line and exit code 2."""
     try:
         yield
-    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+    except (ValueError, TypeError, OverflowError, MemoryError, OSError) as error:
         _leave(str(error) or "not enough memory")
     except RuntimeError as error:
         if "allocate memory" not in str(error):  # torch has no class of its own for it

@@ -22,7 +22,7 @@ def train(
     configuration: Annotated[
         str, typer.Argument(metavar="CONFIG", help=f"{', '.join(CONFIGURATIONS)}, or a JSON file.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the run; one that was stopped goes on.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; one that was stopped goes on.")] = None,
     data: DATA = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; may be repeated.")
@@ -41,6 +41,8 @@ def train(
         if show:
             typer.echo(chosen.to_json())
             return
+        if out is None:
+            raise BadInput("train: the folder of the run is needed (--out)")
         images = load_images(chosen.dataset, data)
         is_first = os.environ.get("RANK", "0") == "0"
         console = Console(stderr=True)
@@ -64,6 +66,8 @@ def train(
                     console.print(line, highlight=False, soft_wrap=True)
 
             records = run(chosen, images, out, report=report, checkpoint_seconds=checkpoint_seconds)
+        if is_first and not records:
+            raise BadInput(f"{out}: the run is finished, but its records are gone")
     if not is_first:
         return
     last = records[-1]

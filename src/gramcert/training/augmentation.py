@@ -18,7 +18,7 @@ _NUMBERS = 7  # drawn per image: two places of the crop, the flip, four colours
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images, in this order; the defaults do nothing.
+    """What is done to training images, in this order; the defaults do nothing, and grey images have no colours.
 
     Args:
         crop: pixels of reflected border, from which a window of the original size is cut.

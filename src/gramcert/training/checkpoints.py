@@ -7,8 +7,10 @@ and the configuration, so that it needs nothing beside it.
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ STATE, MODEL, METRICS, CONFIGURATION = "state.safetensors", "model.safetensors",
 
 _FORMAT = "gramcert network 1"
 
-_UNFINISHED = ".unfinished"
+_UNFINISHED, _LOCK = ".unfinished", ".lock"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -36,10 +38,43 @@ def write_atomically(path: Path, content: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """What a killed process was writing."""
-    for path in folder.glob(f".*{_UNFINISHED}"):
-        path.unlink(missing_ok=True)
+@contextmanager
+def claimed(folder: Path, configuration: Configuration) -> Iterator[None]:
+    """The folder is this run's alone; one of another configuration, or in use by another process, is refused."""
+    call = f"train(out={folder})"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("w")
+    except OSError as error:
+        raise ValueError(f"{call}: not a folder that can be written ({error.strerror})") from None
+    with lock:
+        if not _locked(lock):
+            raise ValueError(f"{call}: another process is training in it")
+        for path in folder.glob(f".*{_UNFINISHED}"):  # what a killed process was writing
+            path.unlink(missing_ok=True)
+        path = folder / CONFIGURATION
+        if path.exists():
+            if from_json(path.read_text()) != configuration:
+                raise ValueError(f"{call}: it holds a run of another configuration; choose another folder")
+        elif {child.name for child in folder.iterdir()} != {_LOCK}:
+            (folder / _LOCK).unlink()
+            raise ValueError(f"{call}: expected an empty folder, or one with a run of this configuration")
+        else:
+            write_atomically(path, configuration.to_json().encode())
+        yield
+
+
+def _locked(lock: TextIO) -> bool:
+    """A lock that the system takes back when the process ends, however it ends; without one, on trust."""
+    try:
+        import fcntl
+    except ImportError:  # not a Unix system
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def save_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from gramcert.training.augmentation import Augmentation
 # More blocks are a mistake, or a file that wants to take all memory.
 MOST_BLOCKS = 1000
 
-# What torch's generators take.
+# Torch's generators take 64 bits, some of its functions 63.
 LARGEST_SEED = 2**63 - 1
 
 # The colours of the published SLL recipe.

@@ -1,5 +1,6 @@
 """Sets of labelled images: what they are, and where they come from."""
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,6 +35,13 @@ class Labelled:
     def batches(self, size: int) -> Iterator["Labelled"]:
         """Parts of that many, the last one as long as it is."""
         return (self[slice(start, start + size)] for start in range(0, len(self), size))
+
+    def digest(self) -> str:
+        """Of all bytes and labels, to know them again by."""
+        digest = hashlib.sha256(repr((tuple(self.images.shape), self.white)).encode())
+        for tensor in (self.images, self.labels):
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """In [0, 1]; the quotient is rounded once."""

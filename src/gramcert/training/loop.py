@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,13 @@ from gramcert.nn.head import NormalizedLinear
 from gramcert.nn.losses import LogitAnnealing, OffsetCrossEntropy
 from gramcert.training.augmentation import draw
 from gramcert.training.checkpoints import (
-    CONFIGURATION,
     MODEL,
+    claimed,
     load_state,
-    remove_unfinished,
     save_model,
     save_state,
-    write_atomically,
 )
-from gramcert.training.configuration import Configuration, from_json
+from gramcert.training.configuration import Configuration
 from gramcert.training.images import Images, Labelled
 from gramcert.training.metrics import Metrics
 from gramcert.training.networks import build
@@ -60,9 +59,10 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train, or go on with a run that was stopped, until the finished network is in ``folder``.
 
-    The result depends on the configuration, the images and the number of processes and threads only, not on where a run
-    was stopped: the order of images and their augmentation come from the seed and the step, and the state that is saved
-    is complete. Started by ``torchrun``, the processes share each batch.
+    On a CPU the result depends on the configuration, the images and the number of processes and threads only, not on
+    where a run was stopped: the order of images and their augmentation come from the seed and the step, and the state
+    that is saved is complete. (Some of torch's functions on GPUs sum in any order.) Started by ``torchrun``, the
+    processes share each batch.
 
     Args:
         configuration: what to train.
@@ -76,62 +76,69 @@ def train(
     """
     engine = _engine(configuration)
     images = images.limited(configuration.images, configuration.holdout)
-    share = _Share(configuration.batch, engine.process_index, engine.num_processes)
-    epoch_steps = _steps_per_epoch(configuration, images)
-    steps = epoch_steps * configuration.epochs
+    batches = _Batches(configuration, images, engine)
+    steps = batches.per_epoch * configuration.epochs
     network = build(configuration, images.shape, len(images.classes), images.channel_means())
-    if engine.is_main_process:
-        _claim(folder, configuration)
-    engine.wait_for_everyone()
-    adam = torch.optim.Adam(network.parameters(), configuration.lr, configuration.betas)
-    start = steps if (folder / MODEL).exists() else 0  # without a state, whoever finished it may have removed it
-    facts = load_state(folder, network, adam) or {"step": start, "loss": 0.0, "seconds": 0.0}
-    model, optimizer = engine.prepare(network, adam)
-    loss = _loss(configuration)
-    started = time.monotonic() - facts["seconds"]
-    saved = reported = time.monotonic()
-    step, total = facts["step"], torch.tensor(facts["loss"], dtype=torch.float64, device=engine.device)
-    with _metrics(engine, folder, step) as metrics:
-        while step < steps:
-            epoch, place = divmod(step, epoch_steps)
-            if not place:
-                total.zero_()
-            batch = share.of(_order(configuration.seed, epoch, len(images.train)), place)
-            x, labels = _batch(configuration, images.train[batch], step, share, engine.device)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(configuration, step, steps)
-            optimizer.zero_grad()
-            with engine.autocast():
-                logits = model(x)
-            value = loss(logits.float(), labels)
-            engine.backward(value)
-            optimizer.step()
-            step += 1
-            total += engine.reduce(value.detach().double(), "mean")  # of the whole batch, in every process
-            record = None
-            if place + 1 == epoch_steps:
-                rate = learning_rate(configuration, step - 1, steps)
-                record = {"epoch": epoch + 1, "step": step, "lr": rate, "loss": float(total) / epoch_steps}
-                if not math.isfinite(record["loss"]):
-                    raise ValueError(f"train({configuration.name}): the loss is {record['loss']} in epoch {epoch + 1}")
-                if (epoch + 1) % configuration.evaluate_every == 0 or step == steps:
-                    record |= evaluate(network, images.test, engine)
-            if engine.is_main_process:
+    with claimed(folder, configuration) if engine.is_main_process else nullcontext():
+        engine.wait_for_everyone()
+        adam = torch.optim.Adam(network.parameters(), configuration.lr, configuration.betas)
+        start = steps if (folder / MODEL).exists() else 0  # without a state, whoever finished it may have removed it
+        fresh: dict[str, Any] = {"step": start, "loss": 0.0, "seconds": 0.0, "images": images.train.digest()}
+        facts = load_state(folder, network, adam) or fresh
+        if facts["images"] != fresh["images"]:
+            raise ValueError(f"train(out={folder}): its run was begun with other images; choose another folder")
+        _require_agreement(engine, facts["step"])
+        model, optimizer = engine.prepare(network, adam)
+        loss = _loss(configuration)
+        started, saved, reported = time.monotonic() - facts["seconds"], time.monotonic(), time.monotonic()
+        step, total = facts["step"], torch.tensor(facts["loss"], dtype=_wide(engine.device), device=engine.device)
+        with Metrics(folder, step) if engine.is_main_process else nullcontext() as metrics:
+            while step < steps:
+                epoch, place = divmod(step, batches.per_epoch)
+                if not place:
+                    total.zero_()
+                rate = learning_rate(configuration, step, steps)
+                total += _update(engine, model, optimizer, loss, rate, *batches.at(epoch, place))
+                step += 1
+                record = None
+                if place + 1 == batches.per_epoch:
+                    record = {"epoch": epoch + 1, "step": step, "lr": rate, "loss": float(total) / batches.per_epoch}
+                    if not math.isfinite(record["loss"]):
+                        raise ValueError(f"train, epoch {epoch + 1}: expected a finite loss, got {record['loss']}")
+                    if (epoch + 1) % configuration.evaluate_every == 0 or step == steps:
+                        record |= evaluate(network, images.test, engine)
+                if metrics is None:
+                    continue
                 if record is not None:
                     metrics.add(record)
                 if record is not None or time.monotonic() - saved > checkpoint_seconds:
                     saved = time.monotonic()
-                    facts = {"step": step, "loss": float(total), "seconds": saved - started}
+                    facts |= {"step": step, "loss": float(total), "seconds": saved - started}
                     save_state(folder, network, adam, facts)
                 if record is not None or time.monotonic() - reported > REPORT_SECONDS:
                     reported = time.monotonic()
                     report(Step(step, steps, epoch + 1, float(total) / (place + 1), record))
-        records: list[dict[str, Any]] = metrics.records
-    if engine.is_main_process and not (folder / MODEL).exists():
-        facts = {"seconds": facts["seconds"], "steps": steps, "processes": engine.num_processes}
-        save_model(folder, network, configuration, images.shape, images.classes, facts)
-    engine.wait_for_everyone()
-    return records
+        if engine.is_main_process and not (folder / MODEL).exists():
+            done = {"seconds": facts["seconds"], "steps": steps, "processes": engine.num_processes}
+            save_model(folder, network, configuration, images.shape, images.classes, done)
+        engine.wait_for_everyone()
+    return [] if metrics is None else metrics.records
+
+
+def _update(
+    engine: Any, model: nn.Module, optimizer: Any, loss: nn.Module, rate: float, x: Tensor, labels: Tensor
+) -> Tensor:
+    """One step of Adam; the loss of the whole batch, in every process."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.zero_grad()
+    with engine.autocast():
+        logits = model(x)
+    value = loss(logits.float(), labels)
+    engine.backward(value)
+    optimizer.step()
+    mean: Tensor = engine.reduce(value.detach().to(_wide(engine.device)), "mean")
+    return mean
 
 
 def evaluate(network: nn.Module, images: Labelled, engine: Any) -> dict[str, float]:
@@ -141,7 +148,7 @@ def evaluate(network: nn.Module, images: Labelled, engine: Any) -> dict[str, flo
     """
     head = network[-1]  # type: ignore[index]
     assert isinstance(head, NormalizedLinear)
-    counts = torch.zeros(1 + len(RADII), dtype=torch.float64, device=engine.device)
+    counts = torch.zeros(1 + len(RADII), dtype=torch.int64, device=engine.device)
     was_training = network.training
     network.eval()
     with torch.no_grad():
@@ -156,29 +163,39 @@ def evaluate(network: nn.Module, images: Labelled, engine: Any) -> dict[str, flo
             for place, radius in enumerate(RADII, 1):
                 counts[place] += (right & (radii > radius / 255)).sum()
     network.train(was_training)
-    shares = (engine.reduce(counts, "sum") / len(images)).tolist()
+    shares = (engine.reduce(counts, "sum").cpu().double() / len(images)).tolist()
     return {"clean": shares[0]} | {
         f"estimated_{radius}": share for radius, share in zip(RADII, shares[1:], strict=True)
     }
 
 
-@dataclass(frozen=True)
-class _Share:
-    """Which part of each batch is this process's."""
+class _Batches:
+    """This process's part of every batch, with its augmentation; what the images do not allow is an error."""
 
-    batch: int
-    process: int
-    processes: int
+    def __init__(self, configuration: Configuration, images: Images, engine: Any) -> None:
+        self.configuration, self.train, self.device = configuration, images.train, engine.device
+        batch, count, processes = configuration.batch, len(images.train), engine.num_processes
+        if batch > count:
+            raise ValueError(f"train(batch={batch}): more than the {count} training images")
+        if batch % processes:
+            raise ValueError(f"train(batch={batch}): expected a multiple of the {processes} processes")
+        border, side = configuration.augmentation.crop, min(images.shape[1:])
+        if border >= side:
+            raise ValueError(f"train(augmentation.crop={border}): expected less than the {side} pixels of the images")
+        self.per_epoch = count // batch  # whole batches
+        self.share = slice(engine.process_index * batch // processes, (engine.process_index + 1) * batch // processes)
+        self.epoch, self.order = -1, torch.empty(0)
 
-    def __post_init__(self) -> None:
-        if self.batch % self.processes:
-            raise ValueError(f"train(batch={self.batch}): expected a multiple of the {self.processes} processes")
-
-    def of(self, whole: Tensor, place: int = 0) -> Tensor:
-        """Of the batch at that place."""
-        size = self.batch // self.processes
-        start = place * self.batch + self.process * size
-        return whole[start : start + size]
+    def at(self, epoch: int, place: int) -> tuple[Tensor, Tensor]:
+        """Images and labels of the batch at that place of the epoch."""
+        seed, size = self.configuration.seed, self.configuration.batch
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, torch.randperm(len(self.train), generator=generator(seed, "order", epoch))
+        part = self.train[self.order[place * size : (place + 1) * size][self.share]]
+        step = epoch * self.per_epoch + place
+        numbers = draw(size, generator(seed, "augmentation", step))[self.share]
+        x = self.configuration.augmentation(part.values().to(self.device), numbers.to(self.device))
+        return x, part.labels.to(self.device)
 
 
 def _engine(configuration: Configuration) -> Any:
@@ -195,62 +212,19 @@ def _engine(configuration: Configuration) -> Any:
     return engine
 
 
-def _steps_per_epoch(configuration: Configuration, images: Images) -> int:
-    """Whole batches; what the images do not allow is an error before the folder is touched."""
-    if configuration.batch > len(images.train):
-        raise ValueError(f"train(batch={configuration.batch}): more than the {len(images.train)} training images")
-    border, side = configuration.augmentation.crop, min(images.shape[1:])
-    if border >= side:
-        raise ValueError(f"train(augmentation.crop={border}): expected less than the {side} pixels of the images")
-    return len(images.train) // configuration.batch
-
-
-def _claim(folder: Path, configuration: Configuration) -> None:
-    """Make the folder this run's; one that belongs to another configuration is refused."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"train(out={folder}): not a folder that can be written ({error.strerror})") from None
-    remove_unfinished(folder)
-    path = folder / CONFIGURATION
-    if path.exists():
-        if from_json(path.read_text()) != configuration:
-            raise ValueError(f"train(out={folder}): it holds a run of another configuration; choose another folder")
-    elif any(folder.iterdir()):
-        raise ValueError(f"train(out={folder}): expected an empty folder, or one with a run of this configuration")
-    else:
-        write_atomically(path, configuration.to_json().encode())
-
-
-def _metrics(engine: Any, folder: Path, step: int) -> Any:
-    if engine.is_main_process:
-        return Metrics(folder, step)
-    return _NoMetrics()
-
-
-class _NoMetrics:
-    records: tuple[()] = ()
-
-    def __enter__(self) -> "_NoMetrics":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def _loss(configuration: Configuration) -> nn.Module:
     if configuration.loss == "annealing":
         return LogitAnnealing(configuration.offset, configuration.temperature)
     return OffsetCrossEntropy(configuration.offset, configuration.temperature)
 
 
-def _order(seed: int, epoch: int, count: int) -> Tensor:
-    return torch.randperm(count, generator=generator(seed, "order", epoch))
+def _require_agreement(engine: Any, step: int) -> None:
+    """All processes must have read the same state: on several machines, from a folder that they share."""
+    steps = engine.gather(torch.tensor([step], device=engine.device)).tolist()
+    if len(set(steps)) > 1:
+        raise ValueError(f"train: the processes found states of steps {sorted(set(steps))}; expected a shared folder")
 
 
-def _batch(
-    configuration: Configuration, part: Labelled, step: int, share: _Share, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    numbers = share.of(draw(configuration.batch, generator(configuration.seed, "augmentation", step)))
-    x = part.values().to(device)
-    return configuration.augmentation(x, numbers.to(device)), part.labels.to(device)
+def _wide(device: torch.device) -> torch.dtype:
+    """The type that losses are summed in; Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -70,4 +70,10 @@ def _tensorboard(folder: Path, step: int) -> Callable[[str, float, int], None]:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return sorted(records, key=lambda record: int(record["step"]))
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path}: expected the records of a run") from None

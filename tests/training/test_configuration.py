@@ -1,0 +1,214 @@
+import dataclasses
+import json
+import math
+
+import pytest
+
+from gramcert.training.augmentation import Augmentation
+from gramcert.training.configuration import CONFIGURATIONS, Configuration, from_json, named
+
+# Every field: how another value of it is written, and that value.
+OVERRIDES = {
+    "name": ("3", "3"),
+    "dataset": ("folder", "folder"),
+    "images": ("100", 100),
+    "holdout": ("7", 7),
+    "unshuffle": ("2", 2),
+    "widths": ("24", (24,)),
+    "blocks": ("0", (0,)),
+    "inner": ("8", (8,)),
+    "kernel": ("5", 5),
+    "pool": ("1", 1),
+    "dense_blocks": ("0", 0),
+    "dense_inner": ("64", 64),
+    "activation": ("leaky_relu", "leaky_relu"),
+    "rescaling": ("sn", "sn"),
+    "form": ("spatial", "spatial"),
+    "iterations": ("none", None),
+    "start": ("orthogonal", "orthogonal"),
+    "loss": ("annealing", "annealing"),
+    "offset": ("-1", -1.0),
+    "temperature": ("1e-1", 0.1),
+    "epochs": ("3", 3),
+    "batch": ("32", 32),
+    "lr": ("1", 1.0),
+    "final_lr": ("0", 0.0),
+    "knots": ("0.5,0.5", (0.5, 0.5)),
+    "betas": ("0,0.99", (0.0, 0.99)),
+    "augmentation.crop": ("2", 2),
+    "augmentation.flip": ("True", True),
+    "augmentation.brightness": ("0.5,1", (0.5, 1.0)),
+    "augmentation.contrast": ("0,2", (0.0, 2.0)),
+    "augmentation.saturation": ("1,1.5", (1.0, 1.5)),
+    "augmentation.hue": ("0.5", 0.5),
+    "precision": ("bfloat16", "bfloat16"),
+    "evaluate_every": ("4", 4),
+    "seed": (str(2**63 - 1), 2**63 - 1),
+}
+BASE = dataclasses.replace(named("digits"), temperature=0.2)
+
+
+def changed(name, value):
+    if name.startswith("augmentation."):
+        colours = dataclasses.replace(BASE.augmentation, **{name.removeprefix("augmentation."): value})
+        return dataclasses.replace(BASE, augmentation=colours)
+    return dataclasses.replace(BASE, **{name: value})
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_named_configurations_survive_json(name):
+    configuration = named(name)
+    assert configuration.name == name
+    assert from_json(configuration.to_json()) == configuration
+    fields = json.loads(configuration.to_json())
+    assert fields.keys() == {field.name for field in dataclasses.fields(Configuration)}
+
+
+def test_the_overrides_below_are_of_every_field():
+    own = {field.name for field in dataclasses.fields(Configuration)} - {"augmentation"}
+    assert OVERRIDES.keys() == own | {f"augmentation.{field.name}" for field in dataclasses.fields(Augmentation)}
+
+
+@pytest.mark.parametrize(("name", "text", "value"), [(name, *override) for name, override in OVERRIDES.items()])
+def test_a_field_is_overridden_by_its_text_and_no_other_changes(name, text, value):
+    assert changed(name, value) != BASE
+    result = BASE.with_fields({name: text})
+    assert result == changed(name, value)
+    assert from_json(result.to_json()) == result
+
+
+def test_several_overrides_at_once():
+    result = BASE.with_fields({"widths": "16,64", "blocks": "1,2", "inner": "8,4", "augmentation.crop": "1"})
+    assert (result.widths, result.blocks, result.inner) == ((16, 64), (1, 2), (8, 4))
+    assert result.augmentation == Augmentation(crop=1)
+    assert BASE.with_fields({}) == BASE
+
+
+def test_json_may_leave_out_what_has_a_default():
+    fields = {"name": "own", "dataset": "digits", "widths": [4], "blocks": [1], "inner": [2]}
+    fields |= {"dense_blocks": 1, "dense_inner": 3, "epochs": 5}
+    result = from_json(json.dumps(fields))
+    assert (result.widths, result.epochs, result.augmentation) == ((4,), 5, Augmentation())
+    assert result.offset == 1.5 * math.sqrt(2)
+    for name in fields:
+        with pytest.raises(ValueError, match=f"^configuration: '{name}' is missing$"):
+            from_json(json.dumps({key: value for key, value in fields.items() if key != name}))
+
+
+def test_nothing_can_be_assigned():
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'seed'"):
+        BASE.seed = 1
+
+
+def test_unknown_name():
+    with pytest.raises(ValueError, match=r"configuration 'cifar10-XS': expected one of digits, .*, or a JSON file"):
+        named("cifar10-XS")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("epoch", "3", "unknown field 'epoch', expected one of name, dataset"),
+        ("", "3", "unknown field ''"),
+        ("__class__", "3", "unknown field '__class__'"),
+        ("augmentation", "3", "unknown field 'augmentation'"),
+        ("augmentation.", "3", r"unknown field 'augmentation\.'"),
+        ("augmentation.zoom", "3", r"unknown field 'augmentation\.zoom', expected one of crop, flip"),
+        ("seed.crop", "3", r"unknown field 'seed\.crop'"),
+        ("epochs", "many", r"epochs='many'\): expected int, got str"),
+        ("epochs", "", r"epochs=''\): expected int, got str"),
+        ("epochs", "1.5", r"epochs=1\.5\): expected int, got float"),
+        ("epochs", "true", r"epochs=True\): expected int, got bool"),
+        ("epochs", "none", r"epochs=None\): expected int, got NoneType"),
+        ("epochs", "1,2", r"epochs='1,2'\): expected int, got str"),
+        ("epochs", "9" * 5000, r"epochs=inf\): expected int, got float"),
+        ("images", "all", r"images='all'\): expected int, got str"),
+        ("lr", "fast", r"lr='fast'\): expected float, got str"),
+        ("widths", "", r"widths=''\): expected int, got str"),
+        ("widths", "4,x", r"widths='x'\): expected int, got str"),
+        ("knots", "0.5", r"knots=\[0\.5\]\): expected 2 numbers, separated by commas"),
+        ("knots", "0.1,0.2,0.3", "expected 2 numbers, separated by commas"),
+        ("augmentation.flip", "1", r"augmentation\.flip=1\): expected bool, got int"),
+        ("dataset", "mnist", r"dataset='mnist'\): expected one of digits, cifar10, cifar100, folder"),
+        ("rescaling", "1", r"rescaling=1\): expected one of sr, aol, sn"),
+        ("epochs", "0", r"epochs=0\): expected a positive number"),
+        ("batch", "-1", r"batch=-1\): expected a positive number"),
+        ("images", "0", r"images=0\): expected a positive number"),
+        ("holdout", "-1", r"holdout=-1\): expected a number of at least 0"),
+        ("seed", "-1", r"seed=-1\): expected 0 to 9223372036854775807"),
+        ("seed", str(2**63), "expected 0 to 9223372036854775807"),
+        ("kernel", "4", r"kernel=4\): expected an odd number"),
+        ("kernel", "-3", "expected an odd number"),
+        ("widths", "4,8", r"blocks=\(4,\)\): expected 2 numbers, as widths has"),
+        ("inner", "4,8", r"inner=\(4, 8\)\): expected 1 numbers, as widths has"),
+        ("widths", "0", "expected at least one positive number"),
+        ("inner", "0", "expected positive numbers"),
+        ("blocks", "-1", "expected 0 to 1000 in all"),
+        ("blocks", "1001", "expected 0 to 1000 in all"),
+        ("dense_blocks", "1001", "expected 0 to 1000"),
+        ("iterations", "0", r"iterations=0\): expected a positive number"),
+        ("rescaling", "aol", r"iterations=2\): expected 1, which is what aol is"),
+        ("temperature", "0", r"temperature=0\.0\): expected a positive number"),
+        ("lr", "nan", r"lr=nan\): expected a positive number"),
+        ("lr", "1e999", r"lr=inf\): expected a positive number"),
+        ("lr", "1" + "0" * 400, r"lr\): expected a number in the range of float64"),
+        ("offset", "-1" + "0" * 400, r"offset\): expected a number in the range of float64"),
+        ("final_lr", "-1", "expected a number of at least 0"),
+        ("knots", "0,0.5", "expected two increasing shares between 0 and 1"),
+        ("knots", "0.5,1", "expected two increasing shares between 0 and 1"),
+        ("knots", "0.5,0.4", "expected two increasing shares between 0 and 1"),
+        ("betas", "0.5,1", "expected two numbers of at least 0 and below 1"),
+        ("betas", "nan,0.9", "expected two numbers of at least 0 and below 1"),
+        ("augmentation.crop", "-1", r"augmentation\.crop=-1\): expected a number of at least 0"),
+        ("augmentation.hue", "0.6", "expected a share of the circle from 0 to 0.5"),
+        ("augmentation.contrast", "2,1", r"augmentation\.contrast=\(2\.0, 1\.0\)\): expected two increasing numbers"),
+        ("augmentation.brightness", "-1,1", "expected two increasing numbers of at least 0"),
+        ("augmentation.saturation", "1,inf", "expected two increasing numbers of at least 0"),
+    ],
+)
+def test_bad_overrides(name, text, message):
+    with pytest.raises(ValueError, match=f"^configuration.*{message}") as error:
+        BASE.with_fields({name: text})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"speed": 1}, "unknown field 'speed'"),
+        ({"epochs": "3"}, r"epochs='3'\): expected int, got str"),
+        ({"epochs": [3]}, r"epochs=\[3\]\): expected int, got list"),
+        ({"epochs": None}, r"epochs=None\): expected int, got NoneType"),
+        ({"epochs": True}, r"epochs=True\): expected int, got bool"),
+        ({"name": None}, "expected str, got NoneType"),
+        ({"widths": 4}, r"widths=4\): expected numbers"),
+        ({"widths": {"4": 4}}, "expected numbers"),
+        ({"widths": []}, r"blocks=\(4,\)\): expected 0 numbers, as widths has"),
+        ({"widths": [], "blocks": [], "inner": []}, r"widths=\(\)\): expected at least one positive number"),
+        ({"widths": [[4]]}, r"widths=\[4\]\): expected int, got list"),
+        ({"knots": ["0.1", "0.2"]}, "expected float, got str"),
+        ({"lr": math.nan}, "expected a positive number"),
+        ({"lr": 10**400}, r"lr\): expected a number in the range of float64"),
+        ({"dataset": ["digits"]}, "expected one of digits"),
+        ({"augmentation": 3}, r"augmentation\): expected a JSON object"),
+        ({"augmentation": None}, r"augmentation\): expected a JSON object"),
+        ({"augmentation": {"zoom": 1}}, "unknown field 'zoom'"),
+        ({"augmentation": {"crop": 1.5}}, "expected int, got float"),
+    ],
+)
+def test_bad_json_fields(change, message):
+    text = json.dumps(json.loads(BASE.to_json()) | change)
+    with pytest.raises(ValueError, match=f"^configuration.*{message}"):
+        from_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{'a': 1}", "\x00", "[" * 200_000, '{"a":' * 200_000])
+def test_text_that_is_not_json(text):
+    with pytest.raises(ValueError, match=r"^configuration: not JSON \("):
+        from_json(text)
+
+
+@pytest.mark.parametrize("text", ["null", "3", "[]", '"digits"'])
+def test_json_that_is_not_an_object(text):
+    with pytest.raises(ValueError, match=r"^configuration: expected a JSON object$"):
+        from_json(text)

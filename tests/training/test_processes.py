@@ -1,0 +1,161 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from gramcert.training import loop
+from gramcert.training.checkpoints import METRICS, MODEL, STATE, Trained
+from gramcert.training.configuration import named
+from gramcert.training.images import load_images
+from gramcert.training.loop import train
+
+# Everything that processes must do alike: two stages, all of the augmentation, evaluations of fewer images than a
+# process would take.
+CHANGES = {
+    "name": "two processes",
+    "dataset": "folder",
+    "widths": "4,16",
+    "blocks": "1,1",
+    "inner": "4,4",
+    "dense_inner": "8",
+    "epochs": "6",
+    "batch": "16",
+    "augmentation.crop": "1",
+    "augmentation.flip": "true",
+    "augmentation.brightness": "0.8,1.2",
+    "augmentation.contrast": "0.8,1.2",
+    "augmentation.saturation": "0.8,1.2",
+    "augmentation.hue": "0.05",
+}
+PATIENCE = 300  # seconds, on a machine with much else to do
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Noisy coloured squares: three classes of 16 training images and 7 test images."""
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    for part, count in (("train", 16), ("test", 7)):
+        for label, name in enumerate(("red", "green", "blue")):
+            (folder / part / name).mkdir(parents=True)
+            for index in range(count):
+                image = random.integers(0, 200, (8, 8, 3), dtype=np.uint8)
+                image[..., label] += 55
+                Image.fromarray(image).save(folder / part / name / f"{index:02}.png")
+    return folder
+
+
+def start(data, folder, **changes):
+    """Two processes, by torchrun."""
+    options = [word for item in (CHANGES | changes).items() for word in ("--set", "=".join(item))]
+    words = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "gramcert", "train", "digits", "--data", str(data), "--out", str(folder)),
+        *("--checkpoint-seconds", "0", "--json", *options),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def end(process):
+    """It, and the processes that it started."""
+    if process.poll() is None:
+        for member in (*psutil.Process(process.pid).children(recursive=True), process):
+            member.kill()
+        process.communicate(timeout=PATIENCE)
+
+
+def finish(process):
+    """What it said, and its errors."""
+    try:
+        return process.communicate(timeout=PATIENCE)
+    finally:
+        end(process)
+
+
+@pytest.fixture(scope="module")
+def alone(pictures, tmp_path_factory):
+    """The folder and the records of the run in one process."""
+    folder = tmp_path_factory.mktemp("runs") / "alone"
+    return folder, train(named("digits").with_fields(CHANGES), load_images("folder", pictures), folder)
+
+
+def require_agreement(folder, alone):
+    """To rounding, which the sums of the two halves of each batch differ by."""
+    other, records = alone
+    bound = 1000 * torch.finfo(torch.float32).eps
+    found = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    assert [record.keys() for record in found] == [record.keys() for record in records]
+    for record, expected in zip(found, records, strict=True):
+        assert record["step"] == expected["step"]
+        assert record["loss"] == pytest.approx(expected["loss"], rel=bound)
+        assert record["clean"] == pytest.approx(expected["clean"], abs=1.5 / 21)  # one image of those tested
+    weights, expected = load_file(folder / MODEL), load_file(other / MODEL)
+    assert weights.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=0, atol=bound)
+    assert any(not torch.equal(weights[name], expected[name]) for name in weights)  # they did share the batches
+    return found
+
+
+def test_two_processes_end_where_one_does(pictures, alone, tmp_path):
+    folder = tmp_path / "run"
+    process = start(pictures, folder)
+    said, errors = finish(process)
+    assert process.returncode == 0, errors
+    found = require_agreement(folder, alone)
+    assert found[-1]["step"] == 18
+    assert json.loads(said) == {"out": str(folder), "configuration": "two processes"} | found[-1]  # said by one only
+    assert Trained(folder).facts["processes"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 7])
+def test_two_processes_that_are_killed_go_on(pictures, alone, tmp_path, steps):
+    folder = tmp_path / "run"
+    process = start(pictures, folder)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        seen = set()
+        while len(seen) < steps:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            if (folder / STATE).exists():
+                seen.add((folder / STATE).stat().st_mtime_ns)
+            time.sleep(0.002)
+    finally:
+        end(process)
+    assert not (folder / MODEL).exists()  # it was killed on its way
+    process = start(pictures, folder)
+    _, errors = finish(process)
+    assert process.returncode == 0, errors
+    require_agreement(folder, alone)
+
+
+@pytest.mark.slow
+def test_a_batch_that_two_processes_cannot_share(pictures, tmp_path):
+    process = start(pictures, tmp_path / "run", batch="15")
+    said, errors = finish(process)
+    assert process.returncode != 0
+    assert said == ""
+    # Each process says it, unless torchrun has ended it before.
+    lines = {line for line in errors.splitlines() if line.startswith("error: ")}
+    assert lines == {"error: train(batch=15): expected a multiple of the 2 processes"}
+    assert "gramcert/" not in errors  # no traceback of ours
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_that_the_processes_cannot_share(digits, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_engine", lambda _: SimpleNamespace(process_index=0, num_processes=3, device=None))
+    with pytest.raises(ValueError, match=r"^train\(batch=64\): expected a multiple of the 3 processes$"):
+        train(tiny(), digits, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

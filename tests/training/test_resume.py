@@ -1,0 +1,176 @@
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gramcert.training import loop
+from gramcert.training.checkpoints import CONFIGURATION, METRICS, MODEL, STATE, save_state
+from gramcert.training.loop import train
+
+PATIENCE = 300  # seconds, on a machine with much else to do
+
+
+def step_of(folder):
+    """Of the state on disk, which is opened once: it may be replaced at any time. 0 without one."""
+    if not (folder / STATE).exists():
+        return 0
+    content = (folder / STATE).read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return json.loads(header["__metadata__"]["facts"])["step"]
+
+
+def wait(process, until):
+    """Until it comes to that, or the process ends."""
+    deadline = time.monotonic() + PATIENCE
+    while process.poll() is None and not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def killed_at_random(command, folder, kills, steps_between, seed):
+    """Run the command to its end, killed so many times; the steps at which its states then were.
+
+    Moments of three kinds: when the folder has just been claimed, or found again; some steps later; and soon after the
+    process started, which is mostly while it imports.
+    """
+    numbers = random.Random(seed)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    steps = []
+    for kill in range(kills + 1):
+        files = len(list(folder.glob("tensorboard/*")))
+        goal = step_of(folder) + numbers.randint(1, steps_between)
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            if kill < kills:
+                kind = ("found", "later", "started", "later")[kill % 4]
+                if kind == "found":
+                    wait(process, lambda files=files: len(list(folder.glob("tensorboard/*"))) > files)
+                elif kind == "later":
+                    wait(process, lambda goal=goal: step_of(folder) >= goal)
+                time.sleep(numbers.uniform(0, 2 if kind == "started" else 0.05))
+                process.kill()
+            _, said = process.communicate(timeout=PATIENCE)
+            assert kill < kills or process.returncode == 0, said.decode()
+            steps.append(step_of(folder))
+        finally:
+            process.kill()
+            process.wait()
+    return steps[:-1]
+
+
+def curves(folder):
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def require_same_run(found, expected):
+    assert {path.name for path in found.iterdir()} == {CONFIGURATION, METRICS, MODEL, STATE, "tensorboard", ".lock"}
+    for file in (MODEL, STATE):
+        tensors, wanted = (load_file(folder / file) for folder in (found, expected))
+        assert tensors.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert tensors[name].numpy().tobytes() == tensor.numpy().tobytes()
+    assert (found / METRICS).read_bytes() == (expected / METRICS).read_bytes()
+    assert curves(found) == curves(expected)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_ends_as_one_that_is_not(digits, tiny, tiny_options, tmp_path, kills):
+    changes = {"epochs": str(10 * kills), "evaluate_every": "3", "augmentation.crop": "1"}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    last = train(tiny(**changes), digits, whole)[-1]["step"]
+    command = [sys.executable, "-m", "gramcert", "train", "digits", "--out", str(parts), "--checkpoint-seconds", "0"]
+    steps = killed_at_random([*command, *tiny_options(**changes)], parts, kills, last // (kills + 1), seed=kills)
+    assert steps == sorted(steps)
+    assert len({step for step in steps if 0 < step < last}) >= kills // 2  # it was killed on its way
+    require_same_run(parts, whole)
+
+
+class StopHere(Exception):  # noqa: N818 - nothing is wrong
+    pass
+
+
+def some_time_passes(folder):
+    """TensorBoard reads its files in the order of their names, which begin with the second of the start."""
+    (file,) = (folder / "tensorboard").iterdir()
+    file.rename(file.with_name("events.out.tfevents.0000000000.earlier"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits, tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    train(tiny(), digits, folder)
+    return folder
+
+
+@pytest.mark.parametrize("checkpoint_seconds", [-1, 1000], ids=["a state at each step", "a state at each epoch"])
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_a_run_that_stops_at_a_step(digits, tiny, tmp_path, monkeypatch, undisturbed, stop, checkpoint_seconds):
+    """In an epoch, at its end and after it, with four steps per epoch."""
+
+    def watch(place):
+        if place.step == stop:
+            raise StopHere("here")
+
+    monkeypatch.setattr(loop, "REPORT_SECONDS", -1)
+    with pytest.raises(StopHere, match="here"):
+        train(tiny(), digits, tmp_path / "run", report=watch, checkpoint_seconds=checkpoint_seconds)
+    assert step_of(tmp_path / "run") == (stop if checkpoint_seconds < 0 else stop // 4 * 4)
+    some_time_passes(tmp_path / "run")
+    seen = []
+    train(tiny(), digits, tmp_path / "run", report=lambda place: seen.append(place.step))
+    assert seen == list(range(stop + 1 if checkpoint_seconds < 0 else stop // 4 * 4 + 1, 9))
+    require_same_run(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize("step", [1, 4, 8])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_that_stops_around_the_writing_of_a_state(digits, tiny, tmp_path, monkeypatch, undisturbed, step, when):
+    """Before a state at the end of an epoch, the record of the epoch is on disk already."""
+
+    def save(folder, model, optimizer, facts):
+        if facts["step"] == step and when == "before":
+            raise StopHere("here")
+        save_state(folder, model, optimizer, facts)
+        if facts["step"] == step:
+            raise StopHere("here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "save_state", save)
+        with pytest.raises(StopHere, match="here"):
+            train(tiny(), digits, tmp_path / "run", checkpoint_seconds=-1)
+    assert step_of(tmp_path / "run") == (step if when == "after" else step - 1)
+    some_time_passes(tmp_path / "run")
+    train(tiny(), digits, tmp_path / "run")
+    require_same_run(tmp_path / "run", undisturbed)
+
+
+def test_a_run_that_stops_before_its_first_step(digits, tiny, tmp_path, undisturbed):
+    """Killed when only the configuration was there, and something half written."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / CONFIGURATION).write_text(tiny().to_json())
+    (folder / f".{STATE}.123.unfinished").write_bytes(b"half")
+    train(tiny(), digits, folder)
+    require_same_run(folder, undisturbed)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / f".{CONFIGURATION}.123.unfinished").write_bytes(b"half")
+    train(tiny(), digits, tmp_path / "other")
+    require_same_run(tmp_path / "other", undisturbed)
+
+
+@pytest.mark.parametrize("content", ["garbage", "3", "[]", "null", '{"epoch": 1}', '{"step": null}', '{"step": 1'])
+def test_records_that_cannot_be_read(digits, tiny, tmp_path, content):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / CONFIGURATION).write_text(tiny().to_json())
+    (folder / METRICS).write_text(content + "\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: expected the records of a run"):
+        train(tiny(), digits, folder)
