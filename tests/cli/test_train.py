@@ -30,7 +30,7 @@ def archive(tmp_path):
 
 def test_show_prints_the_configuration_and_does_nothing(run, tmp_path):
     for name in CONFIGURATIONS:
-        result = run("train", name, "--out", tmp_path / "run", "--show")
+        result = run("train", name, "--show")
         assert result.exit_code == 0, result.output
         assert from_json(result.stdout) == named(name)
     assert not (tmp_path / "run").exists()

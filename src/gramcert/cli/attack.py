@@ -44,7 +44,7 @@ def attack(
         trained = Trained(folder)
         test = images_to_test(trained, data, images)
         with counting_bar() as bar:
-            batches = [(part.values(), part.labels) for part in test.batches(BATCH)]
+            batches = ((part.values(), part.labels) for part in test.batches(BATCH))
             certified = certify(
                 trained.model, batches, list(wanted.values()), report=lambda what, done, _: bar(what, done, None)
             )

@@ -43,7 +43,7 @@ def certify(
         trained = Trained(folder)
         test = images_to_test(trained, data, images)
         with counting_bar() as bar:
-            batches = [(part.values(), part.labels) for part in test.batches(BATCH)]
+            batches = ((part.values(), part.labels) for part in test.batches(BATCH))
             result = run(
                 trained.model,
                 batches,
