@@ -59,7 +59,7 @@ def test_the_curve_is_written_beside_the_network(run, folder):
         (folder / "certified.png").unlink(missing_ok=True)
         result = run("certify", *words, "--images", 20)
         assert result.exit_code == 0, result.output
-        assert f"curve written to {folder / 'certified.png'}" in result.stderr
+        assert f"plot written to {folder / 'certified.png'}" in result.stderr
         assert (folder / "certified.png").read_bytes().startswith(PNG)
 
 
@@ -167,6 +167,6 @@ def test_networks_that_were_tampered_with(refused, folder):
     assert f"expected {first} of shape" in changed(torch.zeros(1, 2, 3))
     assert "expected 'gramcert network 1', got 'other'" in changed(weights[first], format="other")
     assert "its metadata cannot be used" in changed(weights[first], shape="[1, 2]")
-    assert "the network was trained on other classes or sizes" in changed(
+    assert "the network was made for 10 classes" in changed(
         weights[first], classes=json.dumps(["zero", *map(str, range(1, 10))])
     )

@@ -73,8 +73,8 @@ def test_table_1_trains_certifies_and_goes_on_where_it_stopped(run, refused, tmp
     assert "paper S: SR, t = 3" in second.stdout
     assert "72.44" in second.stdout
     assert is_png(tmp_path / "table-1.png")
-    assert (tmp_path / "runs" / "aol-0").exists()
-    assert not (tmp_path / "runs" / "aol-1").exists()
+    assert (tmp_path / "runs" / "table-1" / "aol-0").exists()
+    assert not (tmp_path / "runs" / "table-1" / "aol-1").exists()
     assert "holds rows of other settings" in refused(*words, "--set", "lr=0.5")
 
 
@@ -86,7 +86,9 @@ def test_table_1_trains_certifies_and_goes_on_where_it_stopped(run, refused, tmp
         (["table-1", "--seeds", "1,1"], "--seeds '1,1': expected different integers of at least 0"),
         (["table-1", "--size", "XXL"], "--size 'XXL': expected nano, S or M"),
         (["table-1", "--set", "colour=3"], "unknown field 'colour'"),
-        (["table-2"], "load_images('cifar100'): its path is needed"),
+        (["table-1", "--set", "rescaling=sn"], "--set rescaling: the table itself sets it"),
+        (["table-1", "--set", "dataset=digits"], "--set dataset: the table itself sets it"),
+        (["table-2"], "cifar100: the path of its images is needed"),
     ],
 )
 def test_bad_input_is_one_line(refused, tmp_path, monkeypatch, words, expected):

@@ -62,11 +62,12 @@ def test_json_is_the_last_record_and_nothing_else(run, tmp_path):
     assert json.loads(result.stdout) == expected
     # One line per epoch, however long, beside it.
     for line, record in zip(result.stderr.splitlines(), records, strict=True):
-        shares = "  ".join(f"at {n}/255 {record[f'estimated_{n}']:.4f}" for n in (36, 72, 108, 255))
-        assert line == f"epoch {record['epoch']}  loss {record['loss']:.4f}  clean {record['clean']:.4f}  {shares}"
+        shares = "  ".join(f"{n}/255 {100 * record[f'estimated_{n}']:4.1f}" for n in (36, 72, 108, 255))
+        start = f"epoch {record['epoch']}/2  loss {record['loss']:.4f}  clean {100 * record['clean']:4.1f}"
+        assert line == f"{start}  {shares}"
     again = run(*words)
     assert json.loads(again.stdout) == expected
-    assert again.stderr == ""
+    assert again.stderr == f"the run in {tmp_path / 'run'} finished already\n"
 
 
 def test_the_table_says_what_the_shares_are(run, tmp_path):
@@ -74,7 +75,7 @@ def test_the_table_says_what_the_shares_are(run, tmp_path):
     assert result.exit_code == 0, result.output
     last = json.loads((tmp_path / "run" / METRICS).read_text().splitlines()[-1])
     shown = " ".join(result.stdout.split())
-    assert f"clean {100 * last['clean']:.1f} % at 36/255 {100 * last['estimated_36']:.1f} % at 72/255" in shown
+    assert f"clean {100 * last['clean']:.1f} % 36/255 {100 * last['estimated_36']:.1f} % 72/255" in shown
     assert "The shares at radii are estimates; to certify: gramcert certify" in shown
 
 
@@ -103,7 +104,7 @@ def test_a_hostile_archive(refused, archive, tmp_path):
 def test_missing_data(refused, tmp_path, monkeypatch, name):
     monkeypatch.delenv("GRAMCERT_DATA", raising=False)
     said = refused("train", name, "--out", tmp_path / "run")
-    assert "its path is needed (--data, or GRAMCERT_DATA in the environment)" in said
+    assert "the path of its images is needed (--data, or GRAMCERT_DATA in the environment)" in said
     said = refused("train", name, "--out", tmp_path / "run", "--data", tmp_path / "nowhere")
     assert "nowhere: expected the folder cifar-10" in said
     assert not (tmp_path / "run").exists()
@@ -122,7 +123,7 @@ def test_missing_data(refused, tmp_path, monkeypatch, name):
         (["--set", "lr=1" + "0" * 400], "configuration(lr): expected a number in the range of float64"),
         (["--set", "seed=-1"], "configuration(seed=-1): expected 0 to"),
         (["--set", "batch=1401"], "train(batch=1401): more than the 1400 training images"),
-        (["--set", "images=2000"], "train(images=2000): expected at most the 1400 training images"),
+        (["--set", "images=2000"], "configuration(images=2000): expected at most the 1400 training images"),
         (["--set", "augmentation.crop=8"], "train(augmentation.crop=8): expected less than the 8 pixels"),
         (["--set", "unshuffle=3"], "network digits: 8×8 places cannot be unshuffled by 3"),
         (["--set", "widths=1000000", "--set", "inner=1000000"], "not enough memory"),
@@ -157,10 +158,12 @@ def test_folders_that_cannot_be_used(refused, run, tmp_path):
     words = ("train", "digits", *options(*TINY, "epochs=1", "images=64"))
     assert run(*words, "--out", tmp_path / "run").exit_code == 0
     said = refused(*words, "--set", "seed=1", "--out", tmp_path / "run")
-    assert "run): it holds a run of another configuration; choose another folder" in said
+    assert "run): it holds a run of another configuration, seed=0; choose another folder" in said
     assert "expected an empty folder" in refused(*words, "--out", tmp_path)
     (tmp_path / "run" / METRICS).unlink()
-    assert "run: the run is finished, but its records are gone" in refused(*words, "--out", tmp_path / "run")
+    gone = run(*words, "--out", tmp_path / "run")
+    assert gone.exit_code == 2
+    assert "run: the run is finished, but its records are gone" in gone.stderr
     (tmp_path / "file").touch()
     assert "not a folder that can be written" in refused(*words, "--out", tmp_path / "file")
 

@@ -9,20 +9,28 @@ from gramcert.experiments.records import Records
 def test_rows_are_kept_as_json_and_csv_and_found_again(tmp_path):
     records = Records(tmp_path / "new", "name", {"size": (1, 2)})
     records.add([{"a": 1, "b": None}])
-    records.add([{"a": 2, "b": 0.5}], summary=[3])
+    records.add([{"a": 2, "b": 0.5}], lambda rows: [{"count": len(rows)}])
     again = Records(tmp_path / "new", "name", {"size": (1, 2)})
     assert again.rows == [{"a": 1, "b": None}, {"a": 2, "b": 0.5}]
     assert again.has(a=2)
     assert again.has(a=2, b=0.5)
     assert not again.has(a=2, b=None)
-    assert json.loads(records.path(".json").read_text())["summary"] == [3]
+    assert json.loads(records.path(".json").read_text())["summary"] == [{"count": 2}]
     with records.path(".csv").open() as file:
         assert list(csv.DictReader(file)) == [{"a": "1", "b": ""}, {"a": "2", "b": "0.5"}]
 
 
+def test_rows_of_several_processes_are_all_kept(tmp_path):
+    first, second = (Records(tmp_path, "name", {}) for _ in range(2))
+    first.add([{"a": 1}])
+    second.add([{"a": 2}])
+    first.add([{"a": 3}])
+    assert first.rows == Records(tmp_path, "name", {}).rows == [{"a": 1}, {"a": 2}, {"a": 3}]
+
+
 def test_rows_of_other_settings_are_not_mixed(tmp_path):
     Records(tmp_path, "name", {"epochs": 1}).add([{"a": 1}])
-    with pytest.raises(ValueError, match="holds rows of other settings"):
+    with pytest.raises(ValueError, match="holds rows of other settings, epochs=1; choose"):
         Records(tmp_path, "name", {"epochs": 2})
 
 

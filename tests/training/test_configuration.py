@@ -52,7 +52,30 @@ def changed(name, value):
     if name.startswith("augmentation."):
         colours = dataclasses.replace(BASE.augmentation, **{name.removeprefix("augmentation."): value})
         return dataclasses.replace(BASE, augmentation=colours)
-    return dataclasses.replace(BASE, **{name: value})
+    more = {"iterations": None, "form": "spatial"} if name == "rescaling" else {}
+    return dataclasses.replace(BASE, **{name: value} | more)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_another_rescaling_brings_its_own_iterations_and_form(name):
+    for rescaling, form in (("aol", "spatial"), ("sn", "spatial"), ("sr", named(name).form)):
+        found = named(name).with_fields({"rescaling": rescaling})
+        assert (found.rescaling, found.iterations, found.form) == (rescaling, None, form)
+    chosen = named(name).with_fields({"iterations": "7", "form": "frequency", "rescaling": "sr"})
+    assert (chosen.iterations, chosen.form) == (7, "frequency")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rescaling": "aol", "iterations": "2"}, r"iterations=2\): expected 1, which is what aol is"),
+        ({"rescaling": "aol", "form": "frequency"}, r"form=frequency\): expected spatial, the only form of aol"),
+        ({"rescaling": "sn", "form": "frequency"}, r"form=frequency\): expected spatial, the only form of sn"),
+    ],
+)
+def test_rescalings_that_do_not_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        BASE.with_fields(changes)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -147,7 +170,6 @@ def test_unknown_name():
         ("blocks", "1001", "expected 0 to 1000 in all"),
         ("dense_blocks", "1001", "expected 0 to 1000"),
         ("iterations", "0", r"iterations=0\): expected a positive number"),
-        ("rescaling", "aol", r"iterations=2\): expected 1, which is what aol is"),
         ("temperature", "0", r"temperature=0\.0\): expected a positive number"),
         ("lr", "nan", r"lr=nan\): expected a positive number"),
         ("lr", "1e999", r"lr=inf\): expected a positive number"),

@@ -9,6 +9,7 @@ from PIL import Image
 
 from gramcert.training.folder import read_folder
 from gramcert.training.images import load_images
+from gramcert.training.randomness import generator
 
 RANDOM = np.random.default_rng(0)
 
@@ -35,9 +36,27 @@ def folder(tmp_path):
     return tmp_path, arrays
 
 
+def in_order(part):
+    """Images and labels as the files are sorted: mixed in one way, always the same."""
+    images, labels = part
+    places = torch.randperm(len(labels), generator=generator(0, "folder")).argsort()
+    return images[places], labels[places]
+
+
+def test_the_first_images_are_of_several_classes(tmp_path):
+    for part in ("train", "test"):
+        for name in ("ant", "bee", "cat"):
+            for index in range(30):
+                save(tmp_path / part / name / f"{index}.png", pixels(2, 2))
+    train, test, _ = read_folder(tmp_path)
+    for _, labels in (train, test):
+        assert set(labels[:12].tolist()) == set(labels[-12:].tolist()) == {0, 1, 2}
+
+
 def test_coloured_images_come_back_with_classes_in_alphabetical_order(folder):
     path, arrays = folder
-    (train, train_labels), (test, test_labels), classes = read_folder(path)
+    *parts, classes = read_folder(path)
+    (train, train_labels), (test, test_labels) = map(in_order, parts)
     assert classes == ("cat", "dog")
     assert train_labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert test_labels.tolist() == [0, 1]
@@ -47,7 +66,7 @@ def test_coloured_images_come_back_with_classes_in_alphabetical_order(folder):
     for image, name in zip(test, ["test/cat/0.png", "test/dog/0.png"], strict=True):
         assert torch.equal(image, torch.from_numpy(arrays[name]).permute(2, 0, 1))
     images = load_images("folder", path)
-    assert torch.equal(images.train.images, train)
+    assert torch.equal(images.train.images, parts[0][0])
     assert images.shape == (3, 4, 5)
     assert images.train.values().max() <= 1
 
@@ -56,7 +75,7 @@ def test_grey_images_have_one_channel(tmp_path):
     arrays = [pixels(3, 7) for _ in range(4)]
     for array, name in zip(arrays, ["train/a/x.png", "train/b/x.PNG", "test/a/x.bmp", "test/b/x.png"], strict=True):
         save(tmp_path / name, array)
-    (train, _), (test, _), _ = read_folder(tmp_path)
+    (train, _), (test, _) = map(in_order, read_folder(tmp_path)[:2])
     assert torch.equal(train, torch.from_numpy(np.stack(arrays[:2]))[:, None])
     assert torch.equal(test, torch.from_numpy(np.stack(arrays[2:]))[:, None])
 
@@ -80,7 +99,7 @@ def test_transparency_and_palettes_are_colours(folder):
     save(path / "train/cat/0.png", np.concatenate([array, alpha], 2))
     few = np.array([[10, 20, 30], [200, 100, 0]], dtype=np.uint8)[RANDOM.integers(0, 2, (4, 5))]
     Image.fromarray(few).quantize(2).save(path / "train/cat/1.png")
-    (train, _), _, _ = read_folder(path)
+    train, _ = in_order(read_folder(path)[0])
     assert torch.equal(train[0], torch.from_numpy(array).permute(2, 0, 1))
     assert torch.equal(train[1], torch.from_numpy(few).permute(2, 0, 1))
 

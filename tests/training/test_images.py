@@ -78,11 +78,11 @@ def test_limits_and_holdout(coloured):
 @pytest.mark.parametrize(
     ("images", "holdout", "message"),
     [
-        (10, 0, r"train\(images=10\): expected at most the 9 training images"),
-        (7, 3, r"train\(images=7\): expected at most the 6 training images"),
-        (None, 9, r"train\(holdout=9\): expected less than the 9 training images"),
-        (None, -1, r"train\(holdout=-1\): expected less than"),
-        (0, 0, r"train\(images=0\): expected at most"),
+        (10, 0, r"configuration\(images=10\): expected at most the 9 training images"),
+        (7, 3, r"configuration\(images=7\): expected at most the 6 training images"),
+        (None, 9, r"configuration\(holdout=9\): expected less than the 9 training images"),
+        (None, -1, r"configuration\(holdout=-1\): expected less than"),
+        (0, 0, r"configuration\(images=0\): expected at most"),
     ],
 )
 def test_limits_that_cannot_be(coloured, images, holdout, message):
@@ -94,9 +94,7 @@ def test_names_and_paths_that_are_missing(tmp_path):
     with pytest.raises(ValueError, match=r"dataset='mnist'\): expected one of digits, cifar10, cifar100, folder"):
         load_images("mnist", tmp_path)
     for name in ("cifar10", "cifar100", "folder"):
-        with pytest.raises(
-            ValueError, match=rf"load_images\('{name}'\): its path is needed \(--data, or GRAMCERT_DATA"
-        ):
+        with pytest.raises(ValueError, match=rf"{name}: the path of its images is needed \(--data, or GRAMCERT_DATA"):
             load_images(name, None)
         with pytest.raises(ValueError, match="nowhere: expected the folder"):
             load_images(name, tmp_path / "nowhere")

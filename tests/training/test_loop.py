@@ -262,7 +262,7 @@ def test_a_loss_that_is_not_finite_is_said(digits, tiny, tmp_path):
 def test_the_folder_of_another_run_is_refused(finished, digits, tiny):
     before = {path.name: path.read_bytes() for path in finished.folder.iterdir() if path.is_file()}
     for changes in ({"epochs": "5"}, {"epochs": "4", "seed": "1"}, {"epochs": "4", "augmentation.crop": "1"}):
-        with pytest.raises(ValueError, match=r"run\): it holds a run of another configuration; choose another folder"):
+        with pytest.raises(ValueError, match=r"run\): it holds a run of another configuration, \w+=.*; choose"):
             train(tiny(**changes), digits, finished.folder)
     assert {path.name: path.read_bytes() for path in finished.folder.iterdir() if path.is_file()} == before
 
@@ -291,9 +291,9 @@ def test_a_configuration_that_cannot_be_read(digits, tiny, tmp_path):
     ("changes", "message"),
     [
         ({"batch": "257"}, r"train\(batch=257\): more than the 256 training images"),
-        ({"images": "1401"}, r"train\(images=1401\): expected at most the 1400 training images"),
-        ({"holdout": "1400"}, r"train\(holdout=1400\): expected less than the 1400 training images"),
-        ({"holdout": "1200"}, r"train\(images=256\): expected at most the 200 training images"),
+        ({"images": "1401"}, r"configuration\(images=1401\): expected at most the 1400 training images"),
+        ({"holdout": "1400"}, r"configuration\(holdout=1400\): expected less than the 1400 training images"),
+        ({"holdout": "1200"}, r"configuration\(images=256\): expected at most the 200 training images"),
         ({"augmentation.crop": "8"}, r"train\(augmentation\.crop=8\): expected less than the 8 pixels"),
         ({"pool": "3"}, "8×8 places cannot be pooled by 3"),
     ],

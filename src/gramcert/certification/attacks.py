@@ -53,7 +53,7 @@ def attack(
     radii: Sequence[float],
     *,
     steps: int = 100,
-    batch: int = 250,
+    batch: int = 100,
     report: Report = lambda name, done, total: None,
 ) -> AttackResult:
     """Look for the smallest change of each input, within [0, 1], that changes its class: DDN, Carlini-Wagner, PGD.
@@ -112,8 +112,8 @@ def attack(
                 found[chosen[better]] = lengths[better]
                 by[chosen[better]] = number
                 moved[start + chosen[better]] = nearest[better]
+            report(name, min(start + batch, len(inputs)), len(inputs))
         distances[part], best[part] = found, by
-    report(ATTACKS[-1], len(inputs), len(inputs))
     return AttackResult(distances, best, moved)
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from gramcert.certification.accuracy import certify
 from gramcert.certification.attacks import ATTACKS, require_foolbox
 from gramcert.certification.attacks import attack as run
-from gramcert.cli.certify import BATCH, images_to_test, percent
+from gramcert.cli.certify import images_to_test, percent
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.options import DATA, RADII, parse_radii
 from gramcert.cli.progress import counting_bar
@@ -44,9 +44,11 @@ def attack(
         trained = Trained(folder)
         test = images_to_test(trained, data, images)
         with counting_bar() as bar:
-            batches = ((part.values(), part.labels) for part in test.batches(BATCH))
             certified = certify(
-                trained.model, batches, list(wanted.values()), report=lambda what, done, _: bar(what, done, None)
+                trained.model,
+                test.loader(),
+                list(wanted.values()),
+                report=lambda what, done, total: bar(what, done, total or len(test)),
             )
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -56,8 +58,7 @@ def attack(
                     test.labels,
                     list(wanted.values()),
                     steps=steps,
-                    batch=BATCH,
-                    report=lambda name, done, total: bar("attacked", done, total),
+                    report=bar,
                 )
     refuted = (attacked.distances < certified.radii).nonzero().flatten().tolist()
     shares = {
@@ -77,13 +78,14 @@ def attack(
         for name in ("radius", "certified", "attacked", "clean"):
             table.add_column(name, justify="right")
         for text, row in shares.items():
-            table.add_row(text, *map(percent, row.values()))
+            table.add_row(
+                text, percent(row["certified"]), *(f"{100 * row[name]:.1f}" for name in ("attacked", "clean"))
+            )
         Console().print(table)
         winners = ", ".join(f"{name} {count}" for name, count in best.items())
         Console().print(Text(f"{len(test)} images, {steps} steps. Smallest change found by: {winners}.", "dim"))
     beside = folder if folder.is_dir() else folder.parent
     if refuted:
-        save_inputs(beside / REFUTED, {"index": torch.tensor(refuted), "changed": attacked.changed[refuted]})
         typer.echo(
             f"REFUTED: an attack succeeded inside the certified radius of {len(refuted)} images, the first of them "
             f"{refuted[0]}. This is a bug in gramcert; please report it with the folder of the network, in which "
@@ -93,9 +95,12 @@ def attack(
     else:
         typer.echo(f"No attack succeeded inside a certified radius ({len(test)} images).", err=True)
     curves = {"certified": certified.radii, "attacked": attacked.distances}
-    target = beside / "attacked.png"
-    with one_line_errors():  # after the result, which must not be lost with the plot
-        if save_radius_plot(target, curves, certified.clean, trained.configuration.name):
-            typer.echo(f"curves written to {target}", err=True)
-    if refuted:
-        raise typer.Exit(NEGATIVE_ANSWER)
+    try:  # after the result, which must not be lost with a file
+        with one_line_errors():
+            if refuted:
+                evidence = {"index": torch.tensor(refuted), "changed": attacked.changed[refuted]}
+                save_inputs(beside / REFUTED, evidence)
+            save_radius_plot(beside / "attacked.png", curves, certified.clean, trained.configuration.name)
+    finally:
+        if refuted:
+            raise typer.Exit(NEGATIVE_ANSWER)

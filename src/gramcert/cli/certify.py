@@ -22,7 +22,8 @@ from gramcert.rounding import ASSUMPTIONS
 from gramcert.training.checkpoints import Trained
 from gramcert.training.images import Labelled, load_images
 
-BATCH = 250
+# A table of a hundred classes is for --json.
+MOST_ROWS = 20
 
 
 def certify(
@@ -43,10 +44,9 @@ def certify(
         trained = Trained(folder)
         test = images_to_test(trained, data, images)
         with counting_bar() as bar:
-            batches = ((part.values(), part.labels) for part in test.batches(BATCH))
             result = run(
                 trained.model,
-                batches,
+                test.loader(),
                 list(wanted.values()),
                 report=lambda what, done, total: bar(what, done, total or len(test)),
             )
@@ -57,8 +57,7 @@ def certify(
         Console().print(_notes(trained, result, len(test)))
     target = plot or (folder if folder.is_dir() else folder.parent) / "certified.png"
     with one_line_errors():  # after the result, which must not be lost with the plot
-        if save_radius_plot(target, {"certified": result.radii}, result.clean, trained.configuration.name):
-            typer.echo(f"curve written to {target}", err=True)
+        save_radius_plot(target, {"certified": result.radii}, result.clean, trained.configuration.name)
 
 
 def images_to_test(trained: Trained, data: Path | None, count: int | None) -> Labelled:
@@ -67,7 +66,8 @@ def images_to_test(trained: Trained, data: Path | None, count: int | None) -> La
     found = load_images(configuration.dataset, data)
     found = found.limited(configuration.images, configuration.holdout)
     if found.shape != trained.shape or found.classes != trained.classes:
-        raise BadInput(f"--data: the network was trained on other classes or sizes than these, {found.shape}")
+        expected = f"{len(trained.classes)} classes of images of shape {trained.shape}"
+        raise BadInput(f"--data: the network was made for {expected}, got {len(found.classes)} of {found.shape}")
     if count is not None and not 0 < count <= len(found.test):
         raise BadInput(f"--images {count}: expected 1 to {len(found.test)}")
     return found.test if count is None else found.test[slice(0, count)]
@@ -95,17 +95,15 @@ def _as_json(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float
 def _table(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float]) -> Table:
     table = Table(title=f"{trained.configuration.name}: certified accuracy in %", title_justify="left")
     table.add_column("class")
-    table.add_column("images", justify="right")
-    table.add_column("clean", justify="right")
-    for text in radii:
-        table.add_column(f"at {text}", justify="right")
+    for heading in ("images", "clean", *(f"at {text}" for text in radii)):
+        table.add_column(heading, justify="right", min_width=5)
 
     def row(name: str, count: int, clean: float, shares: list[float], style: str = "") -> None:
-        table.add_row(name, str(count), *map(percent, (clean, *shares)), style=style)
+        table.add_row(name, str(count), f"{100 * clean:.1f}", *map(percent, shares), style=style)
 
     for label, name in enumerate(trained.classes):
         count = int((result.labels == label).sum())
-        if count and len(trained.classes) <= 20:  # a hundred rows are for --json
+        if count and len(trained.classes) <= MOST_ROWS:
             row(name, count, result.clean_of(label), [result.at(radius, label) for radius in radii.values()])
     table.add_section()
     shares = [result.certified[radius] for radius in radii.values()]
@@ -118,7 +116,9 @@ def _notes(trained: Trained, result: CertifiedAccuracy, count: int) -> Text:
     return Text(
         f"{trained.shape[1]}×{trained.shape[2]} images; constant of the network before its last layer {constant}, from "
         f"every layer's weights as stored. Features are computed to within {error}, which is taken off the radii. With "
-        f"{count} images an accuracy of 50 % is known to about ±{100 * (0.25 / count) ** 0.5 * 2:.1f} points.",
+        f"{count} images an accuracy of 50 % is known to about ±{100 * (0.25 / count) ** 0.5 * 2:.1f} points. "
+        f"Certified shares are rounded down."
+        + ("" if len(trained.classes) <= MOST_ROWS else " --json has every class."),
         "dim",
     )
 

@@ -21,7 +21,7 @@ DATA = Annotated[
 RADII = Annotated[str, typer.Option(help="l2 radii, such as 36/255,0.5.")]
 
 # Of moderate length: a fraction of 1e999999999 would take all memory.
-_NUMBER = re.compile(r"\d{1,20}/0*[1-9]\d{0,19}|-?\d{1,20}(\.\d{0,40})?(e-?\d{1,2})?")
+_NUMBER = re.compile(r"\d{1,20}/0*[1-9]\d{0,19}|-?\d{0,20}\.?\d{1,40}(e-?\d{1,2})?")
 
 
 def parse_sizes(option: str, text: str) -> int | tuple[int, ...]:

@@ -10,7 +10,7 @@ Update = Callable[[str, int, int | None], None]
 
 
 @contextmanager
-def counting_bar(*, shown: bool = True) -> Iterator[Update]:
+def counting_bar() -> Iterator[Update]:
     """Something like ``layers ━━━━ 3/9 0:01:20``: what, how many are done, of how many, and the time left."""
     console = Console(stderr=True)
     columns = (
@@ -20,7 +20,7 @@ def counting_bar(*, shown: bool = True) -> Iterator[Update]:
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         tasks: dict[str, int] = {}
 
         def update(what: str, done: int, total: int | None) -> None:

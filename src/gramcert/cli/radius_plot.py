@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+import typer
 from torch import Tensor
 
 from gramcert.cli.errors import BadInput
@@ -13,12 +14,14 @@ _COLOURS = {"certified": "#1b6ca8", "attacked": "#c1440e"}
 _MARKS = (36, 72, 108, 255)
 
 
-def save_radius_plot(path: Path, radii: dict[str, Tensor], clean: float, title: str) -> bool:
-    """Share of images with a larger radius, for each set of radii; ``False`` if matplotlib is not installed."""
+def save_radius_plot(path: Path, radii: dict[str, Tensor], clean: float, name: str) -> None:
+    """Share of images with a larger radius, for each set of radii; says where it is, or that matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return False
+        typer.echo("no plot: that needs the extra, pip install 'gramcert[plot]'", err=True)
+        return
+    title = f"{name}, {len(next(iter(radii.values())))} test images"
     figure = Figure(figsize=(5.2, 3.4), dpi=200, layout="constrained")
     axes = figure.add_subplot()
     finite = torch.cat([values[torch.isfinite(values)] for values in radii.values()])
@@ -43,4 +46,4 @@ def save_radius_plot(path: Path, radii: dict[str, Tensor], clean: float, title: 
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: the plot cannot be written ({error})") from None
-    return True
+    typer.echo(f"plot written to {path}", err=True)

@@ -41,6 +41,8 @@ def train(
         if show:
             typer.echo(chosen.to_json())
             return
+        if not checkpoint_seconds >= 0:
+            raise BadInput(f"--checkpoint-seconds {checkpoint_seconds}: expected a number of at least 0")
         if out is None:
             raise BadInput("train: the folder of the run is needed (--out)")
         images = load_images(chosen.dataset, data)
@@ -52,18 +54,21 @@ def train(
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("loss {task.fields[loss]:.4f}"),
+            TextColumn("{task.fields[loss]}"),
         )
         with Progress(*columns, console=console, disable=not (is_first and console.is_terminal)) as bar:
-            task = bar.add_task(chosen.name, total=None, epoch=f"1/{chosen.epochs}", loss=float("nan"))
+            task = bar.add_task(chosen.name, total=None, epoch=f"1/{chosen.epochs}", loss="")
 
             def report(step: Step) -> None:
-                epoch = f"{step.epoch}/{chosen.epochs}"
-                bar.update(task, completed=step.step, total=step.steps, epoch=epoch, loss=step.loss)
-                if step.record is not None and "clean" in step.record:
-                    shares = "  ".join(f"{name} {value:.4f}" for name, value in _shares(step.record).items())
-                    line = f"epoch {step.epoch}  loss {step.record['loss']:.4f}  {shares}"
-                    console.print(line, highlight=False, soft_wrap=True)
+                epoch = f"{step.epoch:{len(str(chosen.epochs))}}/{chosen.epochs}"
+                loss = "" if step.loss is None else f"loss {step.loss:.4f}"
+                bar.update(task, completed=step.step, total=step.steps, epoch=epoch, loss=loss)
+                if step.loss is None and step.step:
+                    what = "finished already" if step.step == step.steps else f"goes on from step {step.step}"
+                    console.print(f"the run in {out} {what}", highlight=False, soft_wrap=True)
+                if step.record is not None:
+                    shares = (f"{name} {100 * value:4.1f}" for name, value in _shares(step.record).items())
+                    console.print("  ".join((f"epoch {epoch}", loss, *shares)), highlight=False, soft_wrap=True)
 
             records = run(chosen, images, out, report=report, checkpoint_seconds=checkpoint_seconds)
         if is_first and not records:
@@ -92,5 +97,5 @@ def _configuration(text: str) -> Configuration:
 
 def _shares(record: dict[str, float]) -> dict[str, float]:
     """Clean accuracy and estimates, as they are named in tables."""
-    names = {name: name.replace("estimated_", "at ") + "/255" for name in record if name.startswith("estimated_")}
-    return {"clean": record["clean"]} | {shown: record[name] for name, shown in names.items()}
+    names = {name: name.replace("estimated_", "") + "/255" for name in record if name.startswith("estimated_")}
+    return {shown: record[name] for name, shown in ({"clean": "clean"} | names).items() if name in record}

@@ -24,9 +24,8 @@ def channel_rows(
     for done, (count, seed) in enumerate(units):
         if records.has(channels=count, seed=seed):
             continue
-        report(f"{count} channels, seed {seed}", done, len(units))
+        report("kernels", done, len(units))
         records.add(_rows(count, seed))
-    report("done", len(units), len(units))
 
 
 def _rows(count: int, seed: int) -> list[Row]:

@@ -47,9 +47,9 @@ def plot_channels(rows: list[Row], path: Path) -> None:
         left.plot(*_columns([(c, 100 * value) for c, value in errors]), **style, label=name)
         right.plot(*_columns(times), **style)
     left.axhline(0, color="0.6", linewidth=0.8)
-    left.margins(y=0.1)
     left.set(xscale="log", ylabel="(value - truth)/truth in %", xlabel="channels")
     left.set_yscale("symlog", linthresh=0.1)
+    left.margins(y=0.1)
     right.set(xscale="log", yscale="log", ylabel="seconds", xlabel="channels")
     for axes in (left, right):
         ticks = sorted({row["channels"] for row in rows})

@@ -4,13 +4,14 @@ import csv
 import io
 import json
 import platform
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import gramcert
-from gramcert.training.checkpoints import write_atomically
+from gramcert.training.checkpoints import wait_for, write_atomically
 
 Row = dict[str, Any]
 
@@ -41,8 +42,11 @@ class Records:
             settings, rows = stored["settings"], stored["rows"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path}: expected the rows of {self.name}; move the file away to begin anew") from None
-        if settings != json.loads(json.dumps(self.settings)):
-            raise ValueError(f"{path}: holds rows of other settings, {settings}; choose another folder")
+        ours = json.loads(json.dumps(self.settings))
+        changed = {name: value for name, value in settings.items() if ours.get(name) != value}
+        if changed or settings.keys() != ours.keys():
+            what = ", ".join(f"{name}={value}" for name, value in changed.items())
+            raise ValueError(f"{path}: holds rows of other settings, {what}; choose another folder")
         return list(rows)
 
     def path(self, suffix: str) -> Path:
@@ -53,9 +57,18 @@ class Records:
         """Whether a row with these values is there."""
         return any(all(row[name] == value for name, value in key.items()) for row in self.rows)
 
-    def add(self, rows: list[Row], **more: Any) -> None:
-        """Keep rows, and whatever else belongs beside them (a summary)."""
-        self.rows += rows
+    def add(self, rows: list[Row], summary: Callable[[list[Row]], Iterable[Row]] | None = None) -> None:
+        """Keep rows, and beside them what ``summary`` makes of all.
+
+        Other processes may be adding to the same file: theirs are kept too.
+        """
+        with self.path(".lock").open("w") as lock:
+            wait_for(lock)
+            path = self.path(".json")
+            self.rows = (self._read(path) if path.exists() else []) + rows
+            self._write({} if summary is None else {"summary": list(summary(self.rows))})
+
+    def _write(self, more: Row) -> None:
         versions = {"gramcert": gramcert.__version__, "torch": torch.__version__, "python": platform.python_version()}
         content = {"experiment": self.name, "settings": self.settings, "versions": versions, "rows": self.rows} | more
         write_atomically(self.path(".json"), (json.dumps(content, indent=1) + "\n").encode())

@@ -13,10 +13,8 @@ from gramcert.experiments.records import Records, Row
 from gramcert.rounding import fraction_up
 from gramcert.training.checkpoints import Trained
 from gramcert.training.configuration import Configuration
-from gramcert.training.images import Images
-from gramcert.training.loop import RADII, Step, train
-
-BATCH = 250
+from gramcert.training.images import Images, Labelled
+from gramcert.training.loop import RADII, train
 
 # As they are written, and as floats that are not below them.
 EXACT_RADII = {f"{radius}/255": fraction_up(Fraction(radius, 255)) for radius in RADII}
@@ -62,7 +60,7 @@ def table_rows(
     rescalings: tuple[Rescaling, ...] = RESCALINGS,
     *,
     keep_runs: bool = True,
-    report: Callable[[str, Step], None] = lambda name, step: None,
+    report: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> None:
     """Trains and certifies every network that has no row yet; seeds outermost, so that methods can be compared early.
 
@@ -73,27 +71,28 @@ def table_rows(
         seeds: of the repetitions; a seed gives all methods the same start, order of images and augmentation.
         rescalings: the lines of the table.
         keep_runs: whether the folders of finished runs stay.
-        report: told the name of the run and where it is.
+        report: told what is done, how many, of how many.
     """
-    for seed, rescaling in ((seed, rescaling) for seed in seeds for rescaling in rescalings):
+    wanted = [(seed, rescaling) for seed in seeds for rescaling in rescalings]
+    for number, (seed, rescaling) in enumerate(wanted):
         if records.has(rescaling=rescaling.name, seed=seed):
             continue
-        name = f"{rescaling.slug}-{seed}"
         configuration = dataclasses.replace(base, seed=seed, **rescaling.fields)
-        folder = records.folder / "runs" / name
-        train(configuration, images, folder, report=lambda step, name=name: report(name, step))  # type: ignore[misc]
-        trained = Trained(folder)
         test = images.limited(configuration.images, configuration.holdout).test
-        found = certify(
-            trained.model,
-            ((part.values(), part.labels) for part in test.batches(BATCH)),
-            list(EXACT_RADII.values()),
-        )
+        folder = records.folder / "runs" / records.name / f"{rescaling.slug}-{seed}"
+
+        def shown(what: str, done: int, total: int | None, number: int = number, test: Labelled = test) -> None:
+            report("networks", number, len(wanted))
+            report(what, done, len(test) if total is None else total)
+
+        train(configuration, images, folder, report=lambda step: shown("steps", step.step, step.steps))
+        trained = Trained(folder)
+        found = certify(trained.model, test.loader(), list(EXACT_RADII.values()), report=shown)
         accuracy = {"clean": found.clean} | {text: found.certified[value] for text, value in EXACT_RADII.items()}
         row: Row = {"rescaling": rescaling.name, "seed": seed}
         row |= {text: round(100 * share, 4) for text, share in accuracy.items()}
         row |= {"lipschitz": found.lipschitz, "seconds": trained.facts["seconds"], "steps": trained.facts["steps"]}
-        records.add([row], summary=list(summary([*records.rows, row])))
+        records.add([row], summary)
         if not keep_runs:
             shutil.rmtree(folder)
 

@@ -5,6 +5,7 @@ that a run killed at any moment finds one consistent state. ``model.safetensors`
 and the configuration, so that it needs nothing beside it.
 """
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -54,8 +55,12 @@ def claimed(folder: Path, configuration: Configuration) -> Iterator[None]:
             path.unlink(missing_ok=True)
         path = folder / CONFIGURATION
         if path.exists():
-            if from_json(path.read_text()) != configuration:
-                raise ValueError(f"{call}: it holds a run of another configuration; choose another folder")
+            other = from_json(path.read_text())
+            if other != configuration:
+                fields = [f.name for f in dataclasses.fields(other)]
+                changed = [name for name in fields if getattr(other, name) != getattr(configuration, name)]
+                what = ", ".join(f"{name}={getattr(other, name)}" for name in changed)
+                raise ValueError(f"{call}: it holds a run of another configuration, {what}; choose another folder")
         elif {child.name for child in folder.iterdir()} != {_LOCK}:
             (folder / _LOCK).unlink()
             raise ValueError(f"{call}: expected an empty folder, or one with a run of this configuration")
@@ -74,7 +79,19 @@ def _locked(lock: TextIO) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # a file system without locks
+        return True
     return True
+
+
+def wait_for(lock: TextIO) -> None:
+    """Until the lock is free; where there are no locks, on trust."""
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except (ImportError, OSError):
+        pass
 
 
 def save_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any]) -> None:

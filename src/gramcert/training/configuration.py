@@ -44,7 +44,7 @@ class Configuration:
         dense_inner: their inner width.
         activation: of the residual blocks.
         rescaling: ``sr``, ``aol`` or ``sn``.
-        form: of the rescaling of convolutions, ``spatial`` or ``frequency``.
+        form: of the rescaling of convolutions, ``spatial`` or, for ``sr``, ``frequency``.
         iterations: of the rescaling; its own default if ``None``.
         start: how weights are drawn, ``gaussian`` or ``orthogonal`` (dense weights, and the middle tap of kernels).
         loss: ``offset`` (cross-entropy with an offset) or ``annealing``.
@@ -103,14 +103,16 @@ class Configuration:
     def with_fields(self, changes: dict[str, str]) -> "Configuration":
         """A copy with fields replaced by what is written, such as ``{"epochs": "3", "augmentation.crop": "2"}``."""
         own: dict[str, Any] = {}
-        colours: dict[str, Any] = {}
+        augmentation: dict[str, Any] = {}
+        if "rescaling" in changes:  # another rescaling has another number of iterations, and but one has two forms
+            own = {"iterations": None} | ({} if changes["rescaling"] == "sr" else {"form": "spatial"})
         for name, text in changes.items():
             outer, _, inner = name.partition(".")
             if inner and outer == "augmentation":
-                colours[inner] = _parsed(Augmentation, inner, text, name)
+                augmentation[inner] = _parsed(Augmentation, inner, text, name)
             else:
                 own[name] = _parsed(Configuration, name, text, name)
-        return dataclasses.replace(self, augmentation=dataclasses.replace(self.augmentation, **colours), **own)
+        return dataclasses.replace(self, augmentation=dataclasses.replace(self.augmentation, **augmentation), **own)
 
 
 def from_json(text: str) -> Configuration:
@@ -121,10 +123,10 @@ def from_json(text: str) -> Configuration:
         raise ValueError(f"configuration: not JSON ({error})") from None
     if not isinstance(fields, dict):
         raise ValueError("configuration: expected a JSON object")
-    colours = fields.pop("augmentation", {})
-    if not isinstance(colours, dict):
+    augmentation = fields.pop("augmentation", {})
+    if not isinstance(augmentation, dict):
         raise ValueError("configuration(augmentation): expected a JSON object")
-    values = _typed(Configuration, fields) | {"augmentation": Augmentation(**_typed(Augmentation, colours))}
+    values = _typed(Configuration, fields) | {"augmentation": Augmentation(**_typed(Augmentation, augmentation))}
     missing = {f.name for f in dataclasses.fields(Configuration) if _is_required(f)} - values.keys()
     if missing:
         raise ValueError(f"configuration: {min(missing)!r} is missing")
@@ -148,6 +150,8 @@ def _parsed(kind: type, field_name: str, text: str, shown: str) -> Any:
     hints = typing.get_type_hints(kind)
     if field_name not in hints or field_name == "augmentation":
         known = [name for name in hints if name != "augmentation"]
+        if kind is Configuration:
+            known += [f"augmentation.{part.name}" for part in dataclasses.fields(Augmentation)]
         raise ValueError(f"configuration: unknown field {shown!r}, expected one of {', '.join(known)}")
     hint = hints[field_name]
     if hint is str:
@@ -217,6 +221,7 @@ def _check(c: Configuration) -> None:
     require("seed", 0 <= c.seed <= LARGEST_SEED, f"0 to {LARGEST_SEED}")
     require("images", c.images is None or c.images > 0, "a positive number")
     require("iterations", c.iterations is None or c.iterations > 0, "a positive number")
+    require("form", c.rescaling == "sr" or c.form == "spatial", f"spatial, the only form of {c.rescaling}")
     require("iterations", c.rescaling != "aol" or c.iterations in (None, 1), "1, which is what aol is; use sr for more")
     for name in ("temperature", "lr"):
         require(name, 0 < getattr(c, name) < math.inf, "a positive number")
@@ -232,7 +237,7 @@ def _check(c: Configuration) -> None:
 
 
 def _published(size: str, dataset: Literal["cifar10", "cifar100"]) -> Configuration:
-    """The SLL networks of Araujo et al. (2023), with our rescaling."""
+    """The SLL networks of Araujo et al. (2023), with the paper's rescaling."""
     conv, dense, width = {"S": (20, 7, 45), "M": (30, 10, 60), "L": (50, 10, 90), "XL": (70, 15, 120)}[size]
     return Configuration(
         name=f"{dataset}-{size}",

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gramcert.training.randomness import generator
+
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 # Modes of Pillow; of others, such as I;16, the conversion would clip what is above 255.
@@ -48,7 +50,9 @@ def _part(folder: Path, classes: tuple[str, ...], like: Tensor | None = None) ->
             labels.append(label)
     if not images:
         raise ValueError(f"{folder}: no images ({', '.join(sorted(_SUFFIXES))}) in its folders")
-    return torch.stack(images), torch.tensor(labels)
+    # Mixed, always in the same way: whoever takes the first images gets some of every class.
+    order = torch.randperm(len(images), generator=generator(0, "folder"))
+    return torch.stack(images)[order], torch.tensor(labels)[order]
 
 
 def _image(file: Path) -> Tensor:

@@ -36,6 +36,10 @@ class Labelled:
         """Parts of that many, the last one as long as it is."""
         return (self[slice(start, start + size)] for start in range(0, len(self), size))
 
+    def loader(self, size: int = 250) -> Iterator[tuple[Tensor, Tensor]]:
+        """Values and labels, in batches that certification has memory for."""
+        return ((part.values(), part.labels) for part in self.batches(size))
+
     def digest(self) -> str:
         """Of all bytes and labels, to know them again by."""
         digest = hashlib.sha256(repr((tuple(self.images.shape), self.white)).encode())
@@ -72,11 +76,13 @@ class Images:
         train, test = self.train, self.test
         if holdout:
             if not 0 < holdout < len(train):
-                raise ValueError(f"train(holdout={holdout}): expected less than the {len(train)} training images")
+                raise ValueError(
+                    f"configuration(holdout={holdout}): expected less than the {len(train)} training images"
+                )
             train, test = train[: len(train) - holdout], train[len(train) - holdout :]
         if images is not None:
             if not 0 < images <= len(train):
-                raise ValueError(f"train(images={images}): expected at most the {len(train)} training images")
+                raise ValueError(f"configuration(images={images}): expected at most the {len(train)} training images")
             train = train[:images]
         return replace(self, train=train, test=test)
 
@@ -94,7 +100,7 @@ def load_images(dataset: str, path: Path | None) -> Images:
     if dataset not in DATASETS:
         raise ValueError(f"load_images(dataset={dataset!r}): expected one of {', '.join(DATASETS)}")
     if path is None:
-        raise ValueError(f"load_images({dataset!r}): its path is needed (--data, or GRAMCERT_DATA in the environment)")
+        raise ValueError(f"{dataset}: the path of its images is needed (--data, or GRAMCERT_DATA in the environment)")
     train, test, classes = read_folder(path) if dataset == "folder" else read_cifar(path, dataset)
     return Images(Labelled(*train), Labelled(*test), classes)
 

@@ -34,18 +34,21 @@ RADII = (36, 72, 108, 255)
 
 EVALUATION_BATCH = 500
 
+# Time between two states on disk, in units of what saving one takes.
+LEAST_SHARE = 20
+
 # Least time between two reports: reading the loss makes the processor wait for a GPU.
 REPORT_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where a run is, for whoever shows it."""
+    """Where a run is, for whoever shows it; the mean loss of the epoch so far, and the record of one that has ended."""
 
     step: int
     steps: int
     epoch: int
-    loss: float
+    loss: float | None
     record: dict[str, Any] | None = None
 
 
@@ -69,7 +72,8 @@ def train(
         images: on what.
         folder: for the state, the metrics and the network; a folder with a run of another configuration is an error.
         report: called a few times a second and after each epoch, in the first process only.
-        checkpoint_seconds: least time between two states on disk; each epoch ends with one in any case.
+        checkpoint_seconds: least time between two states on disk, longer where saving itself takes long; each epoch
+            ends with one in any case. 0 saves after every step.
 
     Returns:
         One record per epoch.
@@ -85,14 +89,17 @@ def train(
         start = steps if (folder / MODEL).exists() else 0  # without a state, whoever finished it may have removed it
         fresh: dict[str, Any] = {"step": start, "loss": 0.0, "seconds": 0.0, "images": images.train.digest()}
         facts = load_state(folder, network, adam) or fresh
-        if facts["images"] != fresh["images"]:
+        if facts.get("images") != fresh["images"]:
             raise ValueError(f"train(out={folder}): its run was begun with other images; choose another folder")
         _require_agreement(engine, facts["step"])
         model, optimizer = engine.prepare(network, adam)
         loss = _loss(configuration)
         started, saved, reported = time.monotonic() - facts["seconds"], time.monotonic(), time.monotonic()
-        step, total = facts["step"], torch.tensor(facts["loss"], dtype=_wide(engine.device), device=engine.device)
-        with Metrics(folder, step) if engine.is_main_process else nullcontext() as metrics:
+        step, total = facts["step"], torch.tensor(facts["loss"], dtype=torch.float64, device=engine.device)
+        took = 0.0  # by the last saving, which must not take all the time of large networks
+        if engine.is_main_process:
+            report(Step(step, steps, min(step // batches.per_epoch + 1, configuration.epochs), None, None))
+        with Metrics(folder, step, steps) if engine.is_main_process else nullcontext() as metrics:
             while step < steps:
                 epoch, place = divmod(step, batches.per_epoch)
                 if not place:
@@ -103,18 +110,20 @@ def train(
                 record = None
                 if place + 1 == batches.per_epoch:
                     record = {"epoch": epoch + 1, "step": step, "lr": rate, "loss": float(total) / batches.per_epoch}
-                    if not math.isfinite(record["loss"]):
-                        raise ValueError(f"train, epoch {epoch + 1}: expected a finite loss, got {record['loss']}")
+                    _finite(record["loss"], epoch)
                     if (epoch + 1) % configuration.evaluate_every == 0 or step == steps:
                         record |= evaluate(network, images.test, engine)
                 if metrics is None:
                     continue
                 if record is not None:
                     metrics.add(record)
-                if record is not None or time.monotonic() - saved > checkpoint_seconds:
-                    saved = time.monotonic()
-                    facts |= {"step": step, "loss": float(total), "seconds": saved - started}
+                wait = max(checkpoint_seconds, LEAST_SHARE * took) if checkpoint_seconds > 0 else -1.0
+                if record is not None or time.monotonic() - saved > wait:
+                    begun = time.monotonic()
+                    facts |= {"step": step, "loss": _finite(float(total), epoch), "seconds": begun - started}
                     save_state(folder, network, adam, facts)
+                    saved = time.monotonic()
+                    took = saved - begun
                 if record is not None or time.monotonic() - reported > REPORT_SECONDS:
                     reported = time.monotonic()
                     report(Step(step, steps, epoch + 1, float(total) / (place + 1), record))
@@ -137,7 +146,7 @@ def _update(
     value = loss(logits.float(), labels)
     engine.backward(value)
     optimizer.step()
-    mean: Tensor = engine.reduce(value.detach().to(_wide(engine.device)), "mean")
+    mean: Tensor = engine.reduce(value.detach().double(), "mean")
     return mean
 
 
@@ -206,7 +215,11 @@ def _engine(configuration: Configuration) -> Any:
         raise ValueError("train: needs accelerate (pip install 'gramcert[train]')") from None
     AcceleratorState._reset_state()  # the precision of an earlier run in this process
     precision = {"float32": "no", "bfloat16": "bf16"}[configuration.precision]
-    engine = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=precision)
+    device = torch.accelerator.current_accelerator()
+    if device is not None and device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # float32 means float32, above all in the rescaling
+    # Apple's GPUs have no float64, which the rescaling needs.
+    engine = Accelerator(cpu=device is None or device.type == "mps", mixed_precision=precision)
     if engine.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
         raise RuntimeError(f"train: {os.environ['WORLD_SIZE']} processes were started, {engine.num_processes} joined")
     return engine
@@ -218,13 +231,15 @@ def _loss(configuration: Configuration) -> nn.Module:
     return OffsetCrossEntropy(configuration.offset, configuration.temperature)
 
 
+def _finite(loss: float, epoch: int) -> float:
+    """Refuse to go on with a network that is lost; the last good state remains."""
+    if not math.isfinite(loss):
+        raise ValueError(f"train, epoch {epoch + 1}: expected a finite loss, got {loss}; a smaller lr may help")
+    return loss
+
+
 def _require_agreement(engine: Any, step: int) -> None:
     """All processes must have read the same state: on several machines, from a folder that they share."""
     steps = engine.gather(torch.tensor([step], device=engine.device)).tolist()
     if len(set(steps)) > 1:
         raise ValueError(f"train: the processes found states of steps {sorted(set(steps))}; expected a shared folder")
-
-
-def _wide(device: torch.device) -> torch.dtype:
-    """The type that losses are summed in; Apple's GPUs have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64

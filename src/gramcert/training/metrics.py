@@ -17,13 +17,16 @@ class Metrics:
     Args:
         folder: of the run.
         step: that the run goes on from.
+        steps: of the whole run; if none is left, nothing is written.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, steps: int) -> None:
         self.path = folder / METRICS
         self.records = [record for record in _records(self.path) if record["step"] <= step]
-        self._write()
-        self._curves = _tensorboard(folder / "tensorboard", step)
+        self._curves: Callable[[str, float, int], None] = _nowhere
+        if step < steps:
+            self._write()
+            self._curves = _tensorboard(folder / "tensorboard", step)
 
     def add(self, record: dict[str, Any]) -> None:
         """A record with its ``step`` and numbers."""
@@ -60,11 +63,15 @@ class _Curves:
         self.writer.close()
 
 
+def _nowhere(name: str, value: float, step: int) -> None:
+    pass
+
+
 def _tensorboard(folder: Path, step: int) -> Callable[[str, float, int], None]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        return lambda name, value, step: None
+        return _nowhere
     # Curves from after the state that the run goes on from are hidden; a record at that very step is kept.
     return _Curves(SummaryWriter(str(folder), purge_step=step + 1))
 
