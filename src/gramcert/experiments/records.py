@@ -62,7 +62,7 @@ class Records:
 
         Other processes may be adding to the same file: theirs are kept too.
         """
-        with self.path(".lock").open("w") as lock:
+        with (self.folder / f".{self.name}.lock").open("w") as lock:
             wait_for(lock)
             path = self.path(".json")
             self.rows = (self._read(path) if path.exists() else []) + rows
