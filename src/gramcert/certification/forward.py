@@ -110,7 +110,7 @@ def _rounded(call: str, layer: nn.Module, size: Size) -> Rounded:
 
 
 def _residual_layer(call: str, layer: Any, size: Size) -> Rounded:
-    """X - Vᵀφ(Wx + b): what rounding did in Wx + b and in φ passes through Vᵀ; the difference rounds once more."""
+    """In x - Vᵀφ(Wx + b) what rounding did in Wx + b and in φ passes through Vᵀ; the difference rounds once more."""
     with torch.no_grad():
         inner, outer = layer.weight, layer.outer_weight()
     activation = _rounded(call, layer.activation, size)

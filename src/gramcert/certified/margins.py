@@ -7,7 +7,7 @@ from gramcert.rounding import next_down, next_up, row_norms_up
 
 
 def radii(weight: Tensor, logits: Tensor, lipschitz: float, logit_error: Tensor, feature_error: Tensor) -> Tensor:
-    r"""Min over i ≠ y of (f_y - f_i)/(L·‖w_y - w_i‖) for the predicted class y, rounded down; 0 for ties.
+    r"""The least, over i ≠ y, of (f_y - f_i)/(L·‖w_y - w_i‖) for the predicted class y, rounded down; 0 for ties.
 
     The logits are f̂ = W·h + b plus rounding, where h is within ``feature_error`` of the exact features; so the exact
     margin is at least f̂_y - f̂_i - 2·``logit_error`` - ‖w_y - w_i‖·``feature_error``. An input that moves by less than
