@@ -1,7 +1,8 @@
-"""What one training step costs: python benchmarks/training_step.py [--sizes S M].
+"""What one training step costs: python benchmarks/training_step.py [--sizes nano S M].
 
-The nano networks of table 1 in turn, round after round, so that the ratios are of one run; and for the published sizes
-seconds and floating-point operations per step, from which docs/scale.md reckons the cost of whole trainings.
+Seconds of a step, of the rescaling alone (forward and backward), and floating-point operations, from which docs/scale.md
+reckons the cost of whole trainings. Medians over rounds; nano's four networks are timed in turn within each round, the
+published ones, of which one at a time is enough for the memory, in turn too, but built anew every time.
 """
 
 import argparse
@@ -15,87 +16,89 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from gramcert.experiments.tables import RESCALINGS
-from gramcert.nn import OffsetCrossEntropy
+from gramcert.nn import OffsetCrossEntropy, SLLConv2d, SLLLinear
 from gramcert.training.configuration import named
 from gramcert.training.networks import build
 
-BATCH = 256
+# Images per step: nano's own, and that of the published recipe.
+BATCH = {"nano": 128, "S": 256, "M": 256, "L": 256, "XL": 256}
 
 
-def step_of(configuration):
-    """One step on random images: forward, backward, Adam."""
-    model = build(configuration, (3, 32, 32), 10)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    loss = OffsetCrossEntropy()
-    images, labels = torch.rand(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
-
-    def step():
-        optimizer.zero_grad()
-        loss(model(images), labels).backward()
-        optimizer.step()
-
-    return step
-
-
-def with_rescaling(name, rescaling):
+def configuration(size, rescaling):
+    name = size if size == "nano" else f"cifar10-{size}"
     return dataclasses.replace(named(name), **rescaling.fields)
 
 
-def timed(step):
+class Trained:
+    """A network on random images."""
+
+    def __init__(self, size, rescaling):
+        self.model = build(configuration(size, rescaling), (3, 32, 32), 10)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
+        self.images, self.labels = torch.rand(BATCH[size], 3, 32, 32), torch.randint(10, (BATCH[size],))
+        self.step()  # the first warms up
+
+    def step(self):
+        """Forward, backward, Adam."""
+        self.optimizer.zero_grad()
+        OffsetCrossEntropy()(self.model(self.images), self.labels).backward()
+        self.optimizer.step()
+
+    def rescale(self):
+        """The outer weights of all residual layers, and their gradients."""
+        for layer in self.model.modules():
+            if isinstance(layer, SLLConv2d | SLLLinear):
+                layer.outer_weight().sum().backward()
+
+    def times(self):
+        return timed(self.step), timed(self.rescale)
+
+
+def timed(work):
     start = time.perf_counter()
-    step()
+    work()
     return time.perf_counter() - start
 
 
-def operations(configuration):
+def operations(size, rescaling):
     """Floating-point operations of a forward and a backward pass, counted without making them."""
     with torch.device("meta"):
-        model, images = build(configuration, (3, 32, 32), 10), torch.rand(BATCH, 3, 32, 32)
+        model = build(configuration(size, rescaling), (3, 32, 32), 10)
+        images = torch.rand(BATCH[size], 3, 32, 32)
     with FlopCounterMode(display=False) as counter:
         model(images).sum().backward()
     return counter.get_total_flops()
 
 
-def nano(rounds):
-    """Median seconds and operations per step of each rescaling, in turn."""
-    configurations = {r.name: with_rescaling("nano", r) for r in RESCALINGS}
-    steps = {name: step_of(configuration) for name, configuration in configurations.items()}
-    times = {name: [] for name in steps}
-    for round_number in range(rounds + 1):
-        for name, step in steps.items():
-            seconds = timed(step)
-            if round_number:  # the first warms up
-                times[name].append(seconds)
-    return {name: (statistics.median(times[name]), operations(c)) for name, c in configurations.items()}
+def measure(size, rounds):
+    """Median seconds of a step and of R, for each rescaling."""
+    kept = {r.name: Trained(size, r) for r in RESCALINGS} if size == "nano" else {}
+    times = {r.name: [] for r in RESCALINGS}
+    for _ in range(rounds):
+        for rescaling in RESCALINGS:
+            network = kept.get(rescaling.name) or Trained(size, rescaling)
+            times[rescaling.name].append(network.times())
+    return {name: tuple(map(statistics.median, zip(*pairs, strict=True))) for name, pairs in times.items()}
 
 
-def published(size):
-    """The second step of each network; one after the other, as four of them would not fit into memory."""
-    found = {}
-    for rescaling in RESCALINGS:
-        configuration = with_rescaling(f"cifar10-{size}", rescaling)
-        step = step_of(configuration)
-        step()
-        found[rescaling.name] = timed(step), operations(configuration)
-    return found
-
-
-def show(title, found):
+def show(size, found):
+    title = f"{size}, batch {BATCH[size]}, {torch.get_num_threads()} threads"
     table = Table(title=title, title_justify="left")
-    for heading in ("rescaling", "seconds per step", "against AOL", "GFLOP per step"):
-        table.add_column(heading, justify="right" if heading != "rescaling" else "left")
+    table.add_column("rescaling")
+    for heading in ("seconds per step", "against AOL", "of which R", "GFLOP per step"):
+        table.add_column(heading, justify="right")
     first = next(iter(found.values()))[0]
-    for name, (seconds, flops) in found.items():
-        table.add_row(name, f"{seconds:.3f}", f"{seconds / first:.2f}×", f"{flops / 1e9:.0f}")
+    for rescaling in RESCALINGS:
+        step, alone = found[rescaling.name]
+        count = operations(size, rescaling) / 1e9
+        table.add_row(rescaling.name, f"{step:.3f}", f"{step / first:.2f}×", f"{alone:.3f}", f"{count:.0f}")
     Console().print(table)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", nargs="*", default=[], choices=["S", "M", "L", "XL"])
+    parser.add_argument("--sizes", nargs="*", default=["nano"], choices=list(BATCH))
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    threads = torch.get_num_threads()
-    show(f"nano, batch {BATCH}, {threads} threads", nano(arguments.rounds))
     for size in arguments.sizes:
-        show(f"{size}, batch {BATCH}, {threads} threads", published(size))
+        show(size, measure(size, arguments.rounds))
