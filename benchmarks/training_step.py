@@ -1,8 +1,8 @@
 """What one training step costs: python benchmarks/training_step.py [--sizes nano S M].
 
-Seconds of a step, of the rescaling alone (forward and backward), and floating-point operations, from which docs/scale.md
-reckons the cost of whole trainings. Medians over rounds; nano's four networks are timed in turn within each round, the
-published ones, of which one at a time is enough for the memory, in turn too, but built anew every time.
+Seconds of a step and of the rescaling alone (forward and backward), and floating-point operations, from which
+docs/scale.md reckons the cost of whole trainings. Medians over rounds; the rescalings are timed in turn within each
+round. The published networks are built anew every time, as four of them would not fit into memory.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def show(size, found):
     title = f"{size}, batch {BATCH[size]}, {torch.get_num_threads()} threads"
     table = Table(title=title, title_justify="left")
     table.add_column("rescaling")
-    for heading in ("seconds per step", "against AOL", "of which R", "GFLOP per step"):
+    for heading in ("s/step", "against AOL", "R alone, s", "GFLOP/step"):
         table.add_column(heading, justify="right")
     first = next(iter(found.values()))[0]
     for rescaling in RESCALINGS:

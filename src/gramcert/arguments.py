@@ -1,7 +1,8 @@
 """Checks of what a caller passed: one clear sentence naming the call, what was expected and what came."""
 
 import operator
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -84,6 +85,18 @@ def axis_sizes(call: str, name: str, sizes: Sizes, axes: int, *, at_least: int =
     if any(size < at_least for size in result):
         raise ValueError(f"{call}({name}={result}): expected sizes of at least {at_least}, got {min(result)}")
     return result
+
+
+def checked_radii(call: str, radii: Iterable[float]) -> list[float]:
+    """Radii, each a number of at least 0."""
+    if not isinstance(radii, Iterable):
+        raise TypeError(f"{call}: expected a sequence of numbers, got {radii!r}")
+    found = list(radii)
+    for radius in found:
+        is_number = isinstance(radius, (int, float)) and not isinstance(radius, bool)
+        if not is_number or not 0 <= radius <= sys.float_info.max:
+            raise ValueError(f"{call}: expected finite numbers of at least 0, got {radius!r}")
+    return found
 
 
 def _integer(value: Any, message: str) -> int:

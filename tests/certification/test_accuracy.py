@@ -1,5 +1,6 @@
 """``certify`` against closed forms, exact logits and attempts to change the class."""
 
+import copy
 import math
 from fractions import Fraction
 
@@ -281,6 +282,8 @@ class TestWhatIsCertified:
     def test_weights_are_read_once(self):
         """A parametrisation may give other weights each time: constants and logits must be of the same ones."""
 
+        calls = []
+
         class Counted(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -288,6 +291,7 @@ class TestWhatIsCertified:
 
             def forward(self, weight):
                 self.count += 1
+                calls.append(self.count)
                 return weight * 2.0**self.count
 
         model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2))
@@ -295,15 +299,63 @@ class TestWhatIsCertified:
         for layer, counter in zip(model, counters, strict=True):
             parametrize.register_parametrization(layer, "weight", counter, unsafe=True)
             counter.count = 0
+        calls.clear()
         x = torch.randn(3, 3)
         found = certify(model, [(x, torch.zeros(3).long()), (x, torch.ones(3).long())], [])
-        assert [counter.count for counter in counters] == [1, 1]
+        assert calls == [1, 1]
+        assert [counter.count for counter in counters] == [0, 0]
         plain = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2))
         with torch.no_grad():
             for layer, old in zip(plain, model, strict=True):
                 layer.weight.copy_(2 * old.parametrizations.weight.original)
             plain[1].bias.copy_(model[1].bias)
         torch.testing.assert_close(found.radii, certify(plain, [(torch.cat([x, x]), found.labels)], []).radii)
+
+    def test_copies_of_a_layer_have_weights_of_their_own(self):
+        """Torch's cache of parametrised weights takes a layer and its deep copies for one."""
+        first = gnn.SRLinear(2, 2, bias=False)
+        second = copy.deepcopy(first)
+        with torch.no_grad():
+            first.weight, second.weight = torch.eye(2), torch.eye(2).flip(0)
+        head = nn.Linear(2, 2, bias=False)
+        nn.init.eye_(head.weight)
+        x = torch.tensor([[1.0, 0.0]])
+        model = nn.Sequential(first, second, head)
+        with parametrize.cached():
+            found = [certify(model, [(x, torch.tensor([label]))], [0.5]).certified[0.5] for label in (0, 1)]
+        assert found == [0, 1]
+
+        small = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2, bias=False))
+        large = copy.deepcopy(small)
+        with torch.no_grad():
+            small.weight, large.weight = 0.001 * torch.eye(2), 1000 * torch.eye(2)
+        for layers in ([small, large], [large, small]):
+            constant = certify(nn.Sequential(*layers, head), [(x, torch.tensor([0]))], []).lipschitz
+            assert constant == pytest.approx(1)
+
+        reflection = gnn.Householder(2)
+        other = copy.deepcopy(reflection)
+        with torch.no_grad():
+            reflection.normals, other.normals = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        model = nn.Sequential(reflection, other, head)
+        x = torch.tensor([[-1.0, -2.0], [-2.0, -1.0]])
+        assert certify(model, [(x, torch.tensor([1, 0]))], []).clean == 1
+
+    def test_loaders_run_as_they_would_alone(self):
+        """With gradients, and without changing what a block with torch's cache keeps."""
+        model = small_network()
+
+        def loader():
+            x = X.clone().requires_grad_()
+            model(x).sum().backward()
+            yield X + 0 * x.grad, Y
+
+        certify(model, loader(), [])
+        model.zero_grad()
+        with parametrize.cached():
+            certify(model, [(X, Y)], [])
+            model(X).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
 
     def test_parametrisations_of_torch(self):
         x = torch.randn(6, 4)
@@ -434,10 +486,61 @@ def test_bad_input(model, batches, error, message):
         certify(small_network() if model is None else model, batches, [0.1])
 
 
-@pytest.mark.parametrize("radius", [-0.1, math.inf, math.nan, "36/255", None])
+@pytest.mark.parametrize("radius", [-0.1, math.inf, math.nan, 2**2000, "36/255", None])
 def test_bad_radii(radius):
-    with pytest.raises(ValueError, match=r"certify\(radii\): expected numbers of at least 0, got"):
+    with pytest.raises(ValueError, match=r"certify\(radii\): expected finite numbers of at least 0, got"):
         certify(small_network(), [(X, Y)], [0.1, radius])
+
+
+def test_radii_that_can_be_read_once():
+    found = certify(small_network(), [(X, Y)], (radius for radius in (0.0, 0.1)))
+    assert list(found.certified) == [0.0, 0.1]
+    with pytest.raises(TypeError, match=r"certify\(radii\): expected a sequence of numbers, got 0.1"):
+        certify(small_network(), [(X, Y)], 0.1)
+
+
+def test_shares_that_do_not_exist():
+    found = certify(small_network(), [(X, torch.zeros(len(X)).long())], [])
+    with pytest.raises(ValueError, match=r"CertifiedAccuracy.at: expected finite numbers of at least 0, got -1.0"):
+        found.at(-1.0)
+    with pytest.raises(ValueError, match=r"CertifiedAccuracy.at\(label=2\): there is no input of this class"):
+        found.at(0.0, 2)
+    with pytest.raises(ValueError, match=r"CertifiedAccuracy.clean_of\(label=2\): there is no input of this class"):
+        found.clean_of(2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape", "message"),
+    [
+        (
+            [nn.PixelUnshuffle(2), nn.Flatten()],
+            (1, 3, 3),
+            r"PixelUnshuffle\): inputs of shape \(2, 1, 3, 3\) do not fit",
+        ),
+        ([nn.PixelShuffle(2), nn.Flatten()], (3, 2, 2), r"PixelShuffle\): inputs of shape \(2, 3, 2, 2\) do not fit"),
+        ([nn.MaxPool2d(4), nn.Flatten()], (1, 3, 3), r"MaxPool2d\): inputs of shape \(2, 1, 3, 3\) do not fit"),
+        ([nn.Flatten(3)], (4,), r"Flatten\): inputs of shape \(2, 4\) do not fit"),
+        ([gnn.Subsample(2), nn.Flatten()], (1, 4), r"Subsample\): expected 2 spatial sizes, got \(4,\)"),
+        ([gnn.ScaledAvgPool(2), nn.Flatten()], (1, 4), r"ScaledAvgPool\): expected 2 spatial sizes, got \(4,\)"),
+        ([gnn.L2Pool(2), nn.Flatten()], (1, 4), r"L2Pool\): expected 2 spatial sizes, got \(4,\)"),
+    ],
+)
+def test_inputs_that_do_not_fit(layers, shape, message):
+    with pytest.raises(ValueError, match=rf"certify\({message}"):
+        certify(nn.Sequential(*layers, nn.Linear(4, 3)), [(torch.rand(2, *shape), Y)], [])
+
+
+def test_complex_weights():
+    """Their imaginary part would be dropped."""
+    with pytest.raises(TypeError, match=r"certify\(the last layer\): expected real weights, got torch.complex64"):
+        certify(nn.Sequential(nn.Identity(), nn.Linear(4, 3, dtype=torch.complex64)), [(torch.rand(2, 4), Y)], [])
+
+
+def test_models_that_cannot_be_copied():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    model[0].kept = torch.ones(1, requires_grad=True) * 2
+    with pytest.raises(TypeError, match=r"certify\(model\): it cannot be copied \(Only Tensors created explicitly"):
+        certify(model, [(torch.rand(2, 4), Y)], [])
 
 
 def test_training_mode_matters_where_layers_depend_on_it():

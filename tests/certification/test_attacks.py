@@ -151,15 +151,42 @@ X, Y = torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])
         ((X - 0.1, Y, []), {}, r"attack\(inputs\): expected values from 0 to 1, got -0.1 to -0.1"),
         ((X + 1.5, Y, []), {}, r"attack\(inputs\): expected values from 0 to 1, got 1.5 to 1.5"),
         ((X + math.nan, Y, []), {}, r"attack\(inputs\): expected values from 0 to 1, got nan"),
-        ((X, Y, [-1.0]), {}, r"attack\(radii\): expected numbers of at least 0, got -1.0"),
-        ((X, Y, [math.nan]), {}, r"attack\(radii\): expected numbers of at least 0, got nan"),
-        ((X, Y, []), {"steps": 0}, r"attack\(steps=0, batch=100\): expected positive numbers"),
-        ((X, Y, []), {"batch": 0}, r"attack\(steps=100, batch=0\): expected positive numbers"),
+        ((X, Y, [-1.0]), {}, r"attack\(radii\): expected finite numbers of at least 0, got -1.0"),
+        ((X, Y, [math.nan]), {}, r"attack\(radii\): expected finite numbers of at least 0, got nan"),
+        ((X, Y, ["a"]), {}, r"attack\(radii\): expected finite numbers of at least 0, got 'a'"),
+        ((X, Y, 0.1), {}, r"attack\(radii\): expected a sequence of numbers, got 0.1"),
+        ((X, Y, []), {"steps": 0}, r"attack\(steps=0\): expected a positive int"),
+        ((X, Y, []), {"steps": 2.5}, r"attack\(steps=2.5\): expected a positive int"),
+        ((X, Y, []), {"batch": 0}, r"attack\(batch=0\): expected a positive int"),
+        ((X, Y.float(), []), {}, r"attack\(inputs, labels\): expected tensors, .* got torch.float32 and torch.float32"),
+        ((X.tolist(), Y, []), {}, r"attack\(inputs, labels\): expected tensors, .* got list and torch.int64"),
+        ((X, Y + 2, []), {}, r"attack\(labels\): expected classes from 0 to 2, got 2 to 3"),
+        ((X, Y - 1, []), {}, r"attack\(labels\): expected classes from 0 to 2, got -1 to 0"),
+        ((X[..., :3], Y, []), {}, r"attack\(inputs\): the model does not take shape \(2, 1, 4, 3\) \(.*\)"),
     ],
 )
 def test_bad_input(arguments, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         attack(small_network(), *arguments, **options)
+
+
+def test_models_that_are_not_classifiers():
+    for model, shape in (
+        (nn.Identity(), r"\(1, 1, 4, 4\)"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 1)), r"\(1, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"attack\(model\): expected an output .*, got {shape}"):
+            attack(model, X, Y, [])
+
+
+def test_layers_that_overwrite_their_input():
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3))
+    x = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    found = attack(model, x, attacks.plain_in_float64(model)(x), iter(RADII), steps=STEPS)
+    assert torch.equal(x, before)
+    assert bool((found.distances > 0).all())
+    assert model[0].inplace
 
 
 def test_without_foolbox(monkeypatch):

@@ -131,7 +131,7 @@ def test_computed_features_are_as_near_the_exact_ones_as_is_said(case):
     assert is_within(values, truth, distance)
     # Each layer passes on at most its constant, and adds roundings of a few hundred terms.
     amount = 1 + float(x.norm()) + sum(float(p.detach().double().norm()) for p in network.parameters())
-    constants = [1 + constant for constant, _ in forward.steps]
+    constants = [1 + step.constant for step in forward.steps]
     most = 1e3 * 200 * EPS * amount**2 * max(1, len(network)) * math.prod(constants)
     if not any(isinstance(layer, (nn.LeakyReLU, nn.Hardtanh)) for layer in network.modules()):
         assert float(distance.max()) <= most

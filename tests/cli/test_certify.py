@@ -1,13 +1,17 @@
+import io
 import json
 import sys
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 import gramcert
-from gramcert.cli.certify import _rounded_up, percent
+from gramcert.cli.certify import _rounded_up, _table, percent
 from gramcert.training.checkpoints import MODEL, Trained
+from gramcert.training.configuration import named
 from gramcert.training.images import load_images
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -170,3 +174,27 @@ def test_networks_that_were_tampered_with(refused, folder):
     assert "the network was made for 10 classes" in changed(
         weights[first], classes=json.dumps(["zero", *map(str, range(1, 10))])
     )
+
+
+def test_names_with_brackets_are_names(run, folder):
+    """Not markup of the table's library, some of which would be an error."""
+    safetensors = pytest.importorskip("safetensors")
+    from safetensors.torch import save_file
+
+    file = folder / MODEL
+    with safetensors.safe_open(file, "pt") as opened:
+        metadata, weights = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    configuration = json.loads(metadata["configuration"]) | {"name": "[/digits]"}
+    save_file(weights, file, metadata | {"configuration": json.dumps(configuration)})
+    result = run("certify", folder, "--images", 20)
+    assert result.exit_code == 0, result.output
+    assert "[/digits]: certified accuracy in %" in result.stdout
+
+
+def test_classes_with_brackets_are_classes():
+    trained = SimpleNamespace(configuration=named("digits"), classes=["[a]cat", "[/b]"])
+    found = gramcert.CertifiedAccuracy(1.0, {}, 1.0, torch.tensor([0, 1]), torch.tensor([0, 1]), torch.ones(2), 0.0)
+    console = Console(file=io.StringIO())
+    console.print(_table(trained, found, {}))
+    assert "[a]cat" in console.file.getvalue()
+    assert "[/b]" in console.file.getvalue()

@@ -1,11 +1,13 @@
 """``nn.export``: torch's own layers, the same function, to ONNX and back."""
 
+import copy
 import io
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import gramcert.nn as gnn
 from gramcert.parametrizations import spectral_normalization
@@ -117,3 +119,29 @@ def test_modules_of_ones_own():
 def test_bad_input():
     with pytest.raises(TypeError, match=r"export\(model\): expected a torch.nn.Module, got int"):
         gnn.export(3)
+
+
+def test_weights_made_of_several_tensors():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+    plain = gnn.export(layer)
+    assert type(plain) is nn.Linear
+    assert torch.equal(plain.weight, layer.weight)
+    assert plain.weight.requires_grad
+
+
+def test_copies_of_a_layer_within_the_cache_of_torch():
+    """It takes a layer and its deep copies for one."""
+    first = gnn.SRLinear(2, 2)
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        first.weight, second.weight = torch.eye(2), torch.eye(2).flip(0)
+    with parametrize.cached():
+        plain = gnn.export(nn.Sequential(first, second))
+    assert torch.equal(plain[1].weight, torch.eye(2).flip(0))
+
+
+def test_what_cannot_be_copied():
+    layer = nn.Linear(3, 2)
+    layer.kept = torch.ones(1, requires_grad=True) * 2
+    with pytest.raises(TypeError, match=r"export\(model\): it cannot be copied"):
+        gnn.export(layer)

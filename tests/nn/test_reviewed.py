@@ -114,6 +114,11 @@ class Larger(gnn.ScaledAvgPool):
         return 4 * super().means(x)
 
 
+class Thousandfold(nn.Linear):
+    def _call_impl(self, *args, **kwargs):
+        return 1000 * super()._call_impl(*args, **kwargs)
+
+
 class Renamed(gnn.ScaledAvgPool):
     def extra_repr(self):
         return "renamed"
@@ -130,6 +135,8 @@ def test_replaced_parts_are_found():
     with pytest.raises(TypeError, match=r"lipschitz_bound\(Larger\): it overrides means"):
         lipschitz_bound(Larger(2))
     assert lipschitz_bound(Renamed(2)) == 1
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(Thousandfold\): it overrides Linear.forward"):
+        lipschitz_bound(Thousandfold(2, 2))
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: 3 * output)
     try:
         with pytest.raises(TypeError, match="its hook"):
@@ -361,3 +368,20 @@ def test_residual_whose_weight_was_taken_away_is_a_plain_sum():
     block = gnn.Residual(nn.Identity())
     block.weight = None
     assert lipschitz_bound(block) == 2
+
+
+def test_tensors_of_another_shape_are_refused():
+    """Torch would repeat the input along them: more outputs than the constant is for."""
+    reflection, shift, centering, mean = (
+        gnn.Householder(2),
+        gnn.Shift([0.0, 0.0]),
+        gnn.Centering(2),
+        gnn.BatchCentering(2),
+    )
+    with torch.no_grad():
+        reflection.normals = torch.ones(4, 2)
+        shift.values, mean.running_mean = torch.zeros(2, 2), torch.zeros(2, 1)
+        centering.bias = nn.Parameter(torch.zeros(3, 2))
+    for layer, name in ((reflection, "normals"), (shift, "values"), (centering, "bias"), (mean.eval(), "running_mean")):
+        with pytest.raises(ValueError, match=rf"lipschitz_bound\(\w+\.{name}\): expected shape \(.*\), got \(.*\)"):
+            lipschitz_bound(layer)

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from gramcert.arguments import require_finite
+from gramcert.arguments import checked_radii, require_finite
 from gramcert.certification.forward import CertifiedForward, open_chain
 from gramcert.certification.rounded import Linear
 from gramcert.certified.margins import radii as margin_radii
 from gramcert.geometry.convolution import effective_weight
+from gramcert.nn.baking import frozen
+from gramcert.nn.guarantee import unwrapped
 from gramcert.rounding import checked_arithmetic
 
 # How much of what is done, for whoever shows it: what, how many, of how many (``None`` if that is not known).
@@ -45,13 +46,19 @@ class CertifiedAccuracy:
 
     def at(self, radius: float, label: int | None = None) -> float:
         """Certified accuracy at any radius, of all inputs or of one class."""
-        chosen = self.radii if label is None else self.radii[self.labels == label]
+        checked_radii("CertifiedAccuracy.at", [radius])
+        chosen = self.radii if label is None else self.radii[self._of_class("at", label)]
         return float((chosen > radius).double().mean())
 
     def clean_of(self, label: int) -> float:
         """Accuracy on the inputs of one class."""
+        return float((self.predictions[self._of_class("clean_of", label)] == label).double().mean())
+
+    def _of_class(self, method: str, label: int) -> Tensor:
         chosen = self.labels == label
-        return float((self.predictions[chosen] == label).double().mean())
+        if not bool(chosen.any()):
+            raise ValueError(f"CertifiedAccuracy.{method}(label={label}): there is no input of this class")
+        return chosen
 
 
 def certify(
@@ -87,44 +94,29 @@ def certify(
     call = "certify"
     if not isinstance(model, nn.Module):
         raise TypeError(f"{call}(model): expected a torch.nn.Module, got {type(model).__name__}")
-    for radius in radii:
-        if not (isinstance(radius, (int, float)) and 0 <= radius < math.inf):
-            raise ValueError(f"{call}(radii): expected numbers of at least 0, got {radius!r}")
-    features, head = _split(call, model)
-    forward: CertifiedForward | None = None
-    shape: tuple[int, ...] = ()
+    radii = checked_radii(f"{call}(radii)", radii)
+    if not isinstance(loader, Iterable):
+        raise TypeError(f"{call}(loader): expected batches of inputs and labels, got {type(loader).__name__}")
+    classifier: _Classifier | None = None
     labels, predictions, found, largest = [], [], [], 0.0
-    # A parametrisation may give other weights each time: constants and values are of those that it gives first.
-    with checked_arithmetic(call), parametrize.cached():
-        weight = effective_weight(call, head, nn.Linear)
-        require_finite(call, "the last layer's weight", weight)
-        last = Linear(f"{call}(the last layer)", weight, None)
-        for batch in loader:
-            x, truth = _checked(call, batch, len(weight))
-            if forward is None:
-                shape = tuple(x.shape[1:])
-                forward = CertifiedForward.of(call, features, shape[1:], lambda *done: report("layers", *done))
-            if tuple(x.shape[1:]) != shape:
-                raise ValueError(f"{call}(loader): expected inputs of shape {shape}, got {tuple(x.shape[1:])}")
-            values, distance = forward(x)
-            if values.dim() != 2:
-                raise ValueError(f"{call}(model): expected vectors before its last layer, got {tuple(values.shape)}")
-            logits, rounding = last(values, head.bias)
-            require_finite(call, "logits", logits)
-            winner = _winner(logits)
-            certified = margin_radii(weight, logits, max(forward.lipschitz, _SMALLEST), rounding, distance)
-            labels.append(truth)
-            predictions.append(winner)
-            found.append(torch.where(winner == truth, certified, 0.0))
-            largest = max(largest, float(distance.nan_to_num(math.inf, math.inf).max()))
-            report("inputs", sum(map(len, labels)), None)
-    if forward is None:
+    features, head = _split(call, frozen(call, unwrapped(model)))
+    for batch in loader:
+        with checked_arithmetic(call):  # not around the loader, which may need gradients
+            if classifier is None:
+                classifier = _Classifier(call, features, head, batch, report)
+            truth, winner, certified, error = classifier(batch)
+        labels.append(truth)
+        predictions.append(winner)
+        found.append(torch.where(winner == truth, certified, 0.0))
+        largest = max(largest, error)
+        report("inputs", sum(map(len, labels)), None)
+    if classifier is None:
         raise ValueError(f"{call}(loader): expected at least one batch")
     every_label, every_prediction, every_radius = torch.cat(labels), torch.cat(predictions), torch.cat(found)
     return CertifiedAccuracy(
         clean=float((every_prediction == every_label).double().mean()),
         certified={radius: float((every_radius > radius).double().mean()) for radius in radii},
-        lipschitz=forward.lipschitz,
+        lipschitz=classifier.forward.lipschitz,
         labels=every_label,
         predictions=every_prediction,
         radii=every_radius,
@@ -134,6 +126,33 @@ def certify(
 
 # In place of a constant of 0, that of a network which ignores its input.
 _SMALLEST = 2.0**-500
+
+
+class _Classifier:
+    """A frozen network made ready for inputs of the shape of a first batch."""
+
+    def __init__(self, call: str, features: list[nn.Module], head: nn.Linear, batch: Any, report: Report) -> None:
+        self.call, self.head = call, head
+        self.weight = effective_weight(call, self.head, nn.Linear)
+        require_finite(call, "the last layer's weight", self.weight)
+        self.last = Linear(f"{call}(the last layer)", self.weight, None)
+        first, _ = _checked(call, batch, len(self.weight))
+        self.shape = tuple(first.shape[1:])
+        self.forward = CertifiedForward.of(call, features, self.shape[1:], lambda *done: report("layers", *done))
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Labels, predictions, certified radii of the predictions, and the largest error of the features."""
+        call = self.call
+        x, truth = _checked(call, batch, len(self.weight))
+        if tuple(x.shape[1:]) != self.shape:
+            raise ValueError(f"{call}(loader): expected inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
+        values, distance = self.forward(x)
+        if values.dim() != 2:
+            raise ValueError(f"{call}(model): expected vectors before its last layer, got {tuple(values.shape)}")
+        logits, rounding = self.last(values, self.head.bias)
+        require_finite(call, "logits", logits)
+        certified = margin_radii(self.weight, logits, max(self.forward.lipschitz, _SMALLEST), rounding, distance)
+        return truth, _winner(logits), certified, float(distance.nan_to_num(math.inf, math.inf).max())
 
 
 def _split(call: str, model: nn.Module) -> tuple[list[nn.Module], nn.Linear]:

@@ -5,7 +5,6 @@ a certified radius would refute the certificate, and is looked for here.
 """
 
 import importlib
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gramcert.arguments import checked_radii
 from gramcert.nn.baking import export
 from gramcert.rounding import next_up, norm_up
 
@@ -71,18 +71,23 @@ def attack(
         report: told how far it is; for progress bars.
     """
     call = "attack"
+    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor) or labels.is_floating_point():
+        kinds = [str(part.dtype) if isinstance(part, Tensor) else type(part).__name__ for part in (inputs, labels)]
+        raise TypeError(f"{call}(inputs, labels): expected tensors, the labels of integers, got {' and '.join(kinds)}")
     if not inputs.numel() or inputs.dim() < 2 or labels.shape != inputs.shape[:1]:
         shapes = f"{tuple(inputs.shape)} and {tuple(labels.shape)}"
         raise ValueError(f"{call}(inputs, labels): expected (count, ...) and as many labels, got shapes {shapes}")
     if not bool(((inputs >= 0) & (inputs <= 1)).all()):
         raise ValueError(f"{call}(inputs): expected values from 0 to 1, got {inputs.min():.3g} to {inputs.max():.3g}")
-    if steps < 1 or batch < 1:
-        raise ValueError(f"{call}(steps={steps}, batch={batch}): expected positive numbers")
-    for radius in radii:
-        if not 0 <= radius < math.inf:
-            raise ValueError(f"{call}(radii): expected numbers of at least 0, got {radius!r}")
+    for name, count in (("steps", steps), ("batch", batch)):
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{call}({name}={count!r}): expected a positive int")
+    radii = checked_radii(f"{call}(radii)", radii)
     foolbox = require_foolbox()
     plain = export(model).float().requires_grad_(False)
+    for layer in plain.modules():
+        if getattr(layer, "inplace", False):
+            vars(layer)["inplace"] = False  # gradients with respect to an input need the input
     target = foolbox.PyTorchModel(plain, bounds=(0, 1), device=inputs.device)
     attacks = (
         foolbox.attacks.DDNAttack(steps=steps),
@@ -90,6 +95,7 @@ def attack(
         foolbox.attacks.L2ProjectedGradientDescentAttack(rel_stepsize=2.5 / steps, steps=steps),
     )
     exact = plain_in_float64(model)
+    _check_outputs(call, plain, inputs, labels)
     distances = torch.zeros(len(inputs), dtype=torch.float64)
     best = torch.full((len(inputs),), -1)
     moved = inputs.detach().to("cpu", torch.float64, copy=True)
@@ -115,6 +121,22 @@ def attack(
             report(name, min(start + batch, len(inputs)), len(inputs))
         distances[part], best[part] = found, by
     return AttackResult(distances, best, moved)
+
+
+def _check_outputs(call: str, plain: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+    """Whether the network takes such inputs, and has a class for each label."""
+    try:
+        with torch.no_grad():
+            shape = tuple(plain(inputs[:1].float().clone()).shape)
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{call}(inputs): the model does not take shape {tuple(inputs.shape)} ({reason})") from None
+    if len(shape) != 2 or shape[1] < 2:
+        raise ValueError(f"{call}(model): expected an output (count, at least two classes), got {shape}")
+    if int(labels.min()) < 0 or int(labels.max()) >= shape[1]:
+        raise ValueError(
+            f"{call}(labels): expected classes from 0 to {shape[1] - 1}, got {int(labels.min())} to {int(labels.max())}"
+        )
 
 
 def plain_in_float64(model: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -28,16 +28,31 @@ from gramcert.rounding import next_up
 
 
 @dataclass(frozen=True)
+class Step:
+    """A layer made ready.
+
+    Attributes:
+        name: what errors call it.
+        constant: its certified constant.
+        rounded: its computation.
+    """
+
+    name: str
+    constant: float
+    rounded: Rounded
+
+
+@dataclass(frozen=True)
 class CertifiedForward:
     """A chain of layers, made ready for inputs of one size.
 
     Attributes:
-        steps: each layer's constant and computation.
+        steps: the layers.
         lipschitz: certified constant of the whole.
         size: spatial size of the output.
     """
 
-    steps: tuple[tuple[float, Rounded], ...]
+    steps: tuple[Step, ...]
     lipschitz: float
     size: Size
 
@@ -61,7 +76,7 @@ class CertifiedForward:
         steps, product = [], 1.0
         for number, layer in enumerate(layers, 1):
             constant, after = constant_and_size(call, layer, size)
-            steps.append((constant, _rounded(call, layer, size)))
+            steps.append(Step(f"{call}({own_type(layer).__name__})", constant, _rounded(call, layer, size)))
             product, size = times(product, constant), after
             report(number, len(layers))
         return cls(tuple(steps), product, size)
@@ -69,10 +84,15 @@ class CertifiedForward:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Values of a float64 batch, and for each sample a bound of their distance from the exact ones."""
         distance = x.new_zeros(len(x))
-        for constant, rounded in self.steps:
-            x, local = rounded(x)
+        for step in self.steps:
+            shape = tuple(x.shape)
+            try:
+                x, local = step.rounded(x)
+            except (RuntimeError, IndexError) as error:  # how layers of torch refuse a shape
+                reason = str(error).splitlines()[0]
+                raise ValueError(f"{step.name}: inputs of shape {shape} do not fit ({reason})") from None
             # Where nothing was lost before, an infinite constant makes nothing of it.
-            passed = torch.where(distance == 0, 0.0, next_up(distance * constant))
+            passed = torch.where(distance == 0, 0.0, next_up(distance * step.constant))
             distance = next_up(passed + local)
         return x, distance
 

@@ -61,12 +61,12 @@ class Linear:
     def __init__(self, name: str, layer: Convolution | Tensor, size: Size) -> None:
         self.matrix: Tensor | None = None
         if isinstance(layer, Tensor):
-            self.matrix = layer.detach().cpu().double()
+            self.matrix = _real(name, layer)
             layer, size = Convolution(self.matrix[:, :, None]), (1,)
         assert size is not None
         self.name = name
         self.shape = (layer.in_channels,) if self.matrix is not None else (layer.in_channels, *size)
-        kernel = layer.kernel.detach().cpu().double()
+        kernel = _real(name, layer.kernel)
         self.taps = TapwiseLayer(kernel.reshape(layer.groups, -1, *kernel.shape[1:]), layer_axes(layer, size))
         self.transposed, self.groups = layer.transposed, layer.groups
         self.terms = self.taps.adjoint_terms if layer.transposed else self.taps.terms
@@ -92,12 +92,19 @@ class Linear:
             grouped = x.unflatten(1, (self.groups, -1))
             y = (self.taps.adjoint if self.transposed else self.taps.apply)(grouped).flatten(1, 2)
         if bias is not None:
-            offset = bias.detach().cpu().double()
+            offset = _real(self.name, bias)
             if self.matrix is None:
                 offset = offset.reshape(-1, *(1,) * (y.dim() - 2))
             y = y + offset
             amount = next_up(amount + norm_up(offset.expand(y.shape[1:])))
         return y, error(self.terms + 1, amount, y)
+
+
+def _real(name: str, weight: Tensor) -> Tensor:
+    """A weight in float64, which loses nothing of a real one."""
+    if weight.is_complex():
+        raise TypeError(f"{name}: expected real weights, got {weight.dtype}")
+    return weight.detach().cpu().double()
 
 
 def rule(layer: nn.Module) -> Rounded | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -74,7 +75,7 @@ def attack(
         facts = {"images": len(test), "steps": steps, "inside_certified_radius": refuted, "best": best}
         typer.echo(json.dumps({"radii": shares, "lipschitz": certified.lipschitz} | facts, allow_nan=False))
     else:
-        table = Table(title=f"{trained.configuration.name}: accuracy in %", title_justify="left")
+        table = Table(title=f"{escape(trained.configuration.name)}: accuracy in %", title_justify="left")
         for name in ("radius", "certified", "attacked", "clean"):
             table.add_column(name, justify="right")
         for text, row in shares.items():

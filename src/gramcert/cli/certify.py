@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -93,13 +94,13 @@ def _as_json(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float
 
 
 def _table(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float]) -> Table:
-    table = Table(title=f"{trained.configuration.name}: certified accuracy in %", title_justify="left")
+    table = Table(title=f"{escape(trained.configuration.name)}: certified accuracy in %", title_justify="left")
     table.add_column("class")
     for heading in ("images", "clean", *(f"at {text}" for text in radii)):
         table.add_column(heading, justify="right", min_width=5)
 
     def row(name: str, count: int, clean: float, shares: list[float], style: str = "") -> None:
-        table.add_row(name, str(count), f"{100 * clean:.1f}", *map(percent, shares), style=style)
+        table.add_row(Text(name), str(count), f"{100 * clean:.1f}", *map(percent, shares), style=style)
 
     for label, name in enumerate(trained.classes):
         count = int((result.labels == label).sum())

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -161,7 +162,7 @@ def _base(dataset: str, size: str) -> Configuration:
 
 
 def _accuracy_table(base: Configuration, lines: list[dict[str, Any]], paper: dict[str, Any]) -> Table:
-    table = Table(title=f"{base.name}: accuracy in %, mean ± deviation over the seeds", title_justify="left")
+    table = Table(title=f"{escape(base.name)}: accuracy in %, mean ± deviation over the seeds", title_justify="left")
     table.add_column("rescaling")
     for column in COLUMNS:
         table.add_column(column, justify="right")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -57,7 +58,7 @@ def train(
             TextColumn("{task.fields[loss]}"),
         )
         with Progress(*columns, console=console, disable=not (is_first and console.is_terminal)) as bar:
-            task = bar.add_task(chosen.name, total=None, epoch=f"1/{chosen.epochs}", loss="")
+            task = bar.add_task(escape(chosen.name), total=None, epoch=f"1/{chosen.epochs}", loss="")
 
             def report(step: Step) -> None:
                 epoch = f"{step.epoch:{len(str(chosen.epochs))}}/{chosen.epochs}"

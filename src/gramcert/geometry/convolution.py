@@ -336,10 +336,14 @@ def effective_weight(call: str, layer: nn.Module, base: type[nn.Module]) -> Tens
     return full_weight(weight)
 
 
+# Through these torch calls the forward of every layer.
+_CALLING = ("__call__", "_call_impl", "_slow_forward")
+
+
 def require_plain_forward(call: str, layer: nn.Module, base: type[nn.Module]) -> None:
     """Refuse layers that compute something else than their class ``base`` does, or that have no weights yet."""
     name = type(layer).__name__
-    same_call = type(layer).__call__ is nn.Module.__call__
+    same_call = all(getattr(type(layer), method) is getattr(nn.Module, method) for method in _CALLING)
     if getattr(layer.forward, "__func__", None) is not base.forward or not same_call:
         raise TypeError(f"{call}({name}): it overrides {base.__name__}.forward, so what it computes is unknown")
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():

@@ -87,6 +87,10 @@ class Householder(Layer):
         self.normals = nn.Parameter(torch.tensor([1.0, -1.0], device=device, dtype=dtype).repeat(channels // 2, 1))
         parametrize.register_parametrization(self, "normals", UnitRows())
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """One normal per pair."""
+        return {"normals": (self.channels // 2, 2)}
+
     def check(self, x: Tensor) -> None:
         """The number of channels."""
         if x.dim() < 2 or x.shape[1] != self.channels:

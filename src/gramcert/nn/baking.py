@@ -1,6 +1,7 @@
-"""``export``: a model of plain torch layers with the rescaled weights as they are now."""
+"""``export`` and ``frozen``: copies of a model with the rescaled weights as they are now."""
 
 import copy
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from torch import nn
@@ -45,21 +46,44 @@ def export(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"export(model): expected a torch.nn.Module, got {type(model).__name__}")
-    return _plain(copy.deepcopy(model).eval(), {})
+    return _replaced(_copied("export", model).eval(), _plain, {})
 
 
-def _plain(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    """The plain form of a module; one that occurs twice stays one."""
+def frozen(call: str, model: nn.Module) -> nn.Module:
+    """A copy in which parametrised weights are plain tensors, each computed once; nothing else is changed.
+
+    A parametrisation may give other weights each time. Torch's own ``parametrize.cached`` cannot be used against that:
+    it takes a layer and its deep copies for one, and gives all of them the weights of whichever was asked first.
+    """
+    return _replaced(_copied(call, model), lambda module: module, {})
+
+
+def _copied(call: str, model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:  # tensors with a history, such as those that hooks of older versions of torch make
+        raise TypeError(f"{call}(model): it cannot be copied ({str(error).splitlines()[0]})") from None
+
+
+def _replaced(
+    module: nn.Module, change: Callable[[nn.Module], nn.Module], done: dict[nn.Module, nn.Module]
+) -> nn.Module:
+    """A module with its weights baked in and its parts replaced, then changed; one that occurs twice stays one."""
     if module in done:
         return done[module]
-    plain = _baked(module) if parametrize.is_parametrized(module) else module
-    for name, child in list(plain._modules.items()):
+    baked = _baked(module) if parametrize.is_parametrized(module) else module
+    for name, child in list(baked._modules.items()):
         if child is not None:
-            setattr(plain, name, _plain(child, done))
-    if type(plain).__module__.startswith("gramcert.") and isinstance(plain, Exportable):
-        plain = plain.plain().eval()
-    done[module] = plain
-    return plain
+            setattr(baked, name, _replaced(child, change, done))
+    done[module] = change(baked)
+    return done[module]
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    """A layer of this package in torch's operations, others as they are."""
+    if type(module).__module__.startswith("gramcert.") and isinstance(module, Exportable):
+        return module.plain().eval()
+    return module
 
 
 def _baked(module: nn.Module) -> nn.Module:
@@ -76,9 +100,11 @@ def _baked(module: nn.Module) -> nn.Module:
     parametrizations = module.parametrizations
     assert isinstance(parametrizations, nn.ModuleDict)
     for name, parts in parametrizations.items():
-        value = getattr(module, name).detach().clone()
-        if isinstance(parts.original, nn.Parameter):
-            baked.register_parameter(name, nn.Parameter(value, requires_grad=parts.original.requires_grad))
+        value = parts().detach().clone()  # not the attribute, which may come out of torch's cache
+        originals = list(parts.parameters(recurse=False))  # several where a weight is made of several
+        if originals:
+            trained = any(original.requires_grad for original in originals)
+            baked.register_parameter(name, nn.Parameter(value, requires_grad=trained))
         else:
             baked.register_buffer(name, value)
     return baked

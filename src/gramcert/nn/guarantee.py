@@ -8,6 +8,7 @@ from torch import nn
 from gramcert.arguments import Sizes, axis_sizes
 from gramcert.certified.deployed import norm_upper
 from gramcert.geometry.convolution import LAYERS, Convolution, require_plain_forward
+from gramcert.nn.layer import Layer
 from gramcert.nn.torch_layers import Size, torch_constant
 from gramcert.rounding import up
 
@@ -63,6 +64,8 @@ def constant_and_size(call: str, module: nn.Module, size: Size) -> tuple[float, 
         raise TypeError(f"{call}({name}): a traced graph is not known as a layer; ask the model that it was made from")
     if isinstance(module, Guaranteed):
         _require_own_guarantee(call, module)
+        if isinstance(module, Layer):
+            module.require_shapes(call)
         return module.guarantee(call, size)
     if isinstance(module, nn.Sequential):
         require_plain_forward(call, module, nn.Sequential)

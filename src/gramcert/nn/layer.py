@@ -25,6 +25,17 @@ class Layer(nn.Module, abc.ABC):
     def check(self, x: Tensor) -> None:
         """Refuse what the layer cannot take."""
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes that its tensors have; one that was replaced by a larger one might be repeated along the input."""
+        return {}
+
+    def require_shapes(self, call: str) -> None:
+        """Refuse tensors of other shapes than the layer was made for."""
+        for name, shape in self.shapes().items():
+            found = tuple(getattr(self, name).shape)
+            if found != shape:
+                raise ValueError(f"{call}({type(self).__name__}.{name}): expected shape {shape}, got {found}")
+
     @abc.abstractmethod
     def compute(self, x: Tensor) -> Tensor:
         """The layer itself."""

@@ -52,6 +52,7 @@ class _Pool(Layer):
         """At most 1, because the factor is rounded down, for the windows that it was made for."""
         square = Fraction(self.factor) ** 2 * Fraction(self.overlap, math.prod(self.kernel_size))
         constant = 1.0 if square <= 1 else root_up(math.nextafter(float(square), math.inf))
+        _require_axes(f"{call}({type(self).__name__})", size, self.axes)
         return constant, pooled_size(size, self.kernel_size, self.stride)
 
     def extra_repr(self) -> str:
@@ -123,11 +124,17 @@ class Subsample(Layer):
 
     def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
         """A part of the input."""
+        _require_axes(f"{call}(Subsample)", size, len(self.stride))
         return 1.0, None if size is None else tuple(-(-n // s) for n, s in zip(size, self.stride, strict=True))
 
     def extra_repr(self) -> str:
         """For printing."""
         return f"stride={self.stride}"
+
+
+def _require_axes(call: str, size: Size, axes: int) -> None:
+    if size is not None and len(size) != axes:
+        raise ValueError(f"{call}: expected {axes} spatial sizes, got {size}")
 
 
 def root_float32(square: Fraction) -> float:

@@ -52,6 +52,10 @@ class Shift(Layer):
             raise ValueError(f"Shift(values): expected a sequence of finite numbers, got {values}")
         self.register_buffer("values", tensor)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """A vector."""
+        return {"values": (self.values.numel(),)}
+
     def check(self, x: Tensor) -> None:
         """One channel per number."""
         if x.dim() < 2 or x.shape[1] != len(self.values):
@@ -79,6 +83,10 @@ class Centering(Layer):
         super().__init__()
         self.channels = axis_sizes("Centering", "channels", channels, 1)[0]
         self.bias = nn.Parameter(torch.zeros(self.channels, device=device, dtype=dtype))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """One bias per channel."""
+        return {"bias": (self.channels,)}
 
     def check(self, x: Tensor) -> None:
         """Channels and at least one spatial axis."""
@@ -123,6 +131,10 @@ class BatchCentering(Layer):
         self.momentum = momentum
         self.bias = nn.Parameter(torch.zeros(self.channels, device=device, dtype=dtype))
         self.register_buffer("running_mean", torch.zeros(self.channels, device=device, dtype=dtype))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """One bias and one mean per channel."""
+        return dict.fromkeys(("bias", "running_mean"), (self.channels,))
 
     def check(self, x: Tensor) -> None:
         """The number of channels."""
