@@ -174,3 +174,19 @@ def test_unknown_words_are_usage_errors(run, tmp_path):
     assert run("train", "digits", "--out", tmp_path, "--fast").exit_code == 2
     assert run("train", "digits", "--out", tmp_path, "--checkpoint-seconds", "often").exit_code == 2
     assert run("train", "--help").exit_code == 0
+
+
+def test_images_that_are_not_asked_for(refused, run, tmp_path, monkeypatch):
+    line = refused("train", "digits", "--out", tmp_path / "run", "--data", "/nowhere")
+    assert "--data /nowhere: the digits are embedded" in line
+    monkeypatch.setenv("GRAMCERT_DATA", "/nowhere")
+    words = ("train", "digits", *options(*TINY, "epochs=1", "images=64"))
+    assert run(*words, "--out", tmp_path / "run").exit_code == 0
+
+
+def test_folders_with_brackets_are_folders(run, tmp_path):
+    words = ("train", "digits", *options(*TINY, "epochs=1", "images=64"), "--out", tmp_path / "m[/b]")
+    for _ in range(2):
+        result = run(*words)
+        assert result.exit_code == 0, result.output
+    assert "m[/b] finished already" in " ".join(result.stderr.split())

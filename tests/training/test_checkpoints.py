@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import re
 import tracemalloc
@@ -9,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from gramcert.training.checkpoints import (
+    CONFIGURATION,
     MODEL,
     STATE,
     Trained,
@@ -81,12 +83,41 @@ def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path,
     before = names(tmp_path)
     unfinished = set()
     monkeypatch.setattr(os, "fsync", lambda _: unfinished.update(names(tmp_path) - before))
-    write_atomically(tmp_path / "file", b"content")
+    write_atomically(tmp_path / STATE, b"content")
     assert len(unfinished) == 1
-    for name in (*unfinished, ".hidden", "unfinished"):
+    others = {".hidden", "unfinished", ".draft.unfinished"}
+    for name in (*unfinished, *others):
         (tmp_path / name).touch()
     with claimed(tmp_path, configuration):
-        assert names(tmp_path) == before | {"file", ".hidden", "unfinished"}
+        assert names(tmp_path) == before | {STATE} | others
+
+
+def test_folders_of_others_are_left_as_they_are(tmp_path, tiny):
+    for name in (".lock", ".draft.unfinished", "x"):
+        (tmp_path / name).write_text(name)
+    with pytest.raises(ValueError, match="expected an empty folder"), claimed(tmp_path, tiny()):
+        pass
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        name: name for name in (".lock", ".draft.unfinished", "x")
+    }
+
+
+def test_a_run_that_was_killed_at_its_very_beginning_goes_on(tmp_path, tiny):
+    for name in (".lock", f".{CONFIGURATION}.123.unfinished"):
+        (tmp_path / name).touch()
+    with claimed(tmp_path, tiny()):
+        assert names(tmp_path) == {".lock", CONFIGURATION}
+
+
+def test_a_lock_does_not_empty_what_it_points_to(tmp_path, tiny):
+    victim = tmp_path / "victim"
+    victim.write_text("content")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".lock").symlink_to(victim)
+    with pytest.raises(ValueError, match="not a folder that can be written"), claimed(folder, tiny()):
+        pass
+    assert victim.read_text() == "content"
 
 
 def test_a_folder_is_one_run_s_alone(tmp_path, tiny):
@@ -103,7 +134,7 @@ def test_a_state_comes_back_bit_for_bit_and_goes_on_the_same(tmp_path, tiny):
     trained_for(network, adam, 3)
     save_state(tmp_path, network, adam, FACTS)
     other, other_adam = network_of(tiny(seed="1"))
-    assert load_state(tmp_path, other, other_adam) == FACTS
+    assert load_state(tmp_path, other, other_adam, 9) == FACTS
     require_same_bits(network.state_dict(), other.state_dict())
     moments, other_moments = adam.state_dict()["state"], other_adam.state_dict()["state"]
     assert moments.keys() == other_moments.keys() == set(range(len(list(network.parameters()))))
@@ -118,7 +149,7 @@ def test_a_state_comes_back_bit_for_bit_and_goes_on_the_same(tmp_path, tiny):
 def test_no_state(tmp_path, tiny):
     network, adam = network_of(tiny())
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    assert load_state(tmp_path, network, adam) is None
+    assert load_state(tmp_path, network, adam, 9) is None
     require_same_bits(before, network.state_dict())
 
 
@@ -151,7 +182,7 @@ def damaged(content):
 @pytest.fixture
 def state(tmp_path, tiny):
     network, adam = network_of(tiny())
-    trained_for(network, adam, 1)
+    trained_for(network, adam, FACTS["step"])
     save_state(tmp_path, network, adam, FACTS)
     return tmp_path / STATE
 
@@ -160,38 +191,79 @@ def state(tmp_path, tiny):
 def test_damaged_states(state, tiny, kind):
     state.write_bytes(damaged(state.read_bytes())[kind])
     with pytest.raises(ValueError, match=f"^{re.escape(str(state))}: cannot be read as safetensors"):
-        load_state(state.parent, *network_of(tiny()))
+        load_state(state.parent, *network_of(tiny()), 9)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("model.2.weight"), "not the weights of this network"),
-        (lambda tensors: tensors.update({"model.9.weight": torch.zeros(1)}), "not the weights of this network"),
-        (lambda tensors: tensors.update({"model.2.bias": torch.zeros(5)}), "not the weights of this network"),
+        (lambda tensors: tensors.pop("model.2.weight"), r"expected model\.2\.weight of shape .*, got nothing"),
+        (lambda tensors: tensors.update({"model.9.weight": torch.zeros(1)}), "'model.9.weight' is not part of this"),
+        (lambda tensors: tensors.update({"model.2.bias": torch.zeros(5)}), r"expected model\.2\.bias of shape \(4,\)"),
+        (lambda tensors: tensors.update({"model.2.bias": torch.zeros(4).double()}), r"expected model\.2\.bias of type"),
         (lambda tensors: tensors["model.2.weight"].fill_(torch.nan), "expected finite weights, got NaN or infinity in"),
-        (lambda tensors: tensors.update({"optimizer.0.exp_avg": torch.zeros(2)}), "not a state of this run"),
-        (lambda tensors: tensors.update({"optimizer.99.exp_avg": torch.zeros(2)}), "not a state of this run"),
-        (lambda tensors: tensors.update({"optimizer.x.exp_avg": torch.zeros(2)}), "not a state of this run"),
-        (lambda tensors: tensors.update({"something": torch.zeros(2)}), "not a state of this run"),
+        (lambda tensors: tensors.update({"optimizer.0.exp_avg": torch.zeros(2)}), r"expected optimizer\.0\.exp_avg of"),
+        (
+            lambda tensors: tensors.update({"optimizer.0.exp_avg": torch.tensor(0.0)}),
+            r"expected optimizer\.0\.exp_avg of",
+        ),
+        (
+            lambda tensors: tensors.pop("optimizer.0.exp_avg"),
+            r"expected optimizer\.0\.exp_avg of shape .*, got nothing",
+        ),
+        (
+            lambda tensors: [tensors.pop(n) for n in list(tensors) if n.startswith("opt")],
+            r"expected optimizer\.0\.step",
+        ),
+        (
+            lambda tensors: tensors["optimizer.0.step"].fill_(-1),
+            "not a state of this run \\(moments that Adam cannot have",
+        ),
+        (
+            lambda tensors: tensors["optimizer.0.step"].fill_(2),
+            "not a state of this run \\(moments that Adam cannot have",
+        ),
+        (lambda tensors: tensors["optimizer.0.exp_avg_sq"].fill_(-1), "not a state of this run"),
+        (lambda tensors: tensors["optimizer.0.exp_avg_sq"].fill_(torch.nan), "not a state of this run"),
+        (
+            lambda tensors: tensors.update({"optimizer.99.exp_avg": torch.zeros(2)}),
+            "'optimizer.99.exp_avg' is not part",
+        ),
+        (lambda tensors: tensors.update({"optimizer.x.exp_avg": torch.zeros(2)}), "'optimizer.x.exp_avg' is not part"),
+        (lambda tensors: tensors.update({"something": torch.zeros(2)}), "'something' is not part of this network"),
     ],
 )
 def test_states_of_something_else(state, tiny, change, message):
     rewritten(state, change)
     with pytest.raises(ValueError, match=f"^{re.escape(str(state))}: {message}"):
-        load_state(state.parent, *network_of(tiny()))
+        load_state(state.parent, *network_of(tiny()), 9)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    ["{", "{}", "[]", "[1]", "null", "[" * 100_000]
+    + [json.dumps(FACTS | {"step": step}) for step in (0, -3, 10, 99, None, "1", 1.0, True)]
+    + [json.dumps(FACTS | {"loss": loss}) for loss in (None, math.nan, math.inf, "x", [])]
+    + [json.dumps(FACTS | {"seconds": seconds}) for seconds in (None, -1, math.inf)]
+    + [json.dumps({name: FACTS[name] for name in FACTS if name != missing}) for missing in ("step", "loss", "seconds")],
+    ids=range(25),
+)
+def test_facts_that_cannot_be(state, tiny, facts):
+    rewritten(state, lambda tensors: None, {"facts": facts})
+    with pytest.raises(ValueError, match="not a state of this run"):
+        load_state(state.parent, *network_of(tiny()), 9)
 
 
 @pytest.mark.parametrize("metadata", [{}, {"facts": "{"}])
 def test_states_without_facts(state, tiny, metadata):
     rewritten(state, lambda tensors: None, metadata)
     with pytest.raises(ValueError, match="not a state of this run"):
-        load_state(state.parent, *network_of(tiny()))
+        load_state(state.parent, *network_of(tiny()), 9)
 
 
 def test_a_state_of_another_network(state, tiny):
-    with pytest.raises(ValueError, match=r"state\.safetensors: not"):
-        load_state(state.parent, *network_of(tiny(widths="8")))
+    with pytest.raises(ValueError, match=r"state\.safetensors: expected model\.2\.weight of shape"):
+        load_state(state.parent, *network_of(tiny(widths="8")), 9)
 
 
 @pytest.fixture
@@ -258,7 +330,7 @@ def test_networks_with_bytes_that_are_wrong(saved):
         (lambda tensors: tensors.pop("5.log_q"), r"expected 5\.log_q of shape \(8,\), got nothing"),
         (lambda tensors: tensors.update({"5.log_q": torch.zeros(9)}), r"5\.log_q of shape \(8,\), got \(9,\)"),
         (lambda tensors: tensors.update({"5.log_q": torch.zeros(8, 1)}), r"5\.log_q of shape \(8,\), got \(8, 1\)"),
-        (lambda tensors: tensors.update({"9.bias": torch.zeros(9)}), "not the weights of this network"),
+        (lambda tensors: tensors.update({"9.bias": torch.zeros(9)}), "'9.bias' is not part of this network"),
         (lambda tensors: tensors.update({"2.bias": torch.zeros(4, dtype=torch.float64)}), r"type torch\.float32, got"),
         (lambda tensors: tensors.update({"2.bias": torch.zeros(4, dtype=torch.int64)}), r"type torch\.float32, got"),
         (lambda tensors: tensors.update({"2.bias": torch.zeros(4, dtype=torch.complex64)}), "got torch.complex64"),
@@ -344,7 +416,8 @@ def test_shapes_that_are_none_or_enormous(saved, shape):
         ({"dense_inner": 10**11}, r"its metadata cannot be used"),
         ({"dense_inner": 10**9}, r"expected 5\.weight of shape \(1000000000, 64\)"),
         ({"inner": [10**9]}, r"expected 2\.weight of shape \(1000000000, 4, 3, 3\)"),
-        ({"kernel": 10**6 + 1}, r"expected 2\.weight of shape \(4, 4, 1000001, 1000001\)"),
+        ({"kernel": 10**6 + 1}, r"its metadata cannot be used"),
+        ({"iterations": 10**9}, r"its metadata cannot be used"),
         ({"widths": [2**31 - 1]}, "its metadata cannot be used"),
         ({"widths": [2**31 - 1], "inner": [2**31 - 1], "kernel": 2**31 - 1}, "its metadata cannot be used"),
         ({"kernel": 10**12 + 1}, "its metadata cannot be used"),

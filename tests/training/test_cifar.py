@@ -422,10 +422,14 @@ def test_files_that_are_missing_or_folders(tmp_path, name):
     contents = files("cifar10")[0]
     del contents[name]
     path = write_folder(tmp_path / "x", contents)
-    with pytest.raises(ValueError, match=rf"x/{re.escape(name)}: cannot be read \(No such file"):
+    with pytest.raises(ValueError, match=rf"x/{re.escape(name)}: expected a file"):
         read_cifar(path, "cifar10")
+    os.mkfifo(path / name)  # whose end would be waited for
+    with pytest.raises(ValueError, match=rf"x/{re.escape(name)}: expected a file"):
+        read_cifar(path, "cifar10")
+    (path / name).unlink()
     (path / name).mkdir()
-    with pytest.raises(ValueError, match=rf"x/{re.escape(name)}: cannot be read \(Is a directory"):
+    with pytest.raises(ValueError, match=rf"x/{re.escape(name)}: expected a file"):
         read_cifar(path, "cifar10")
     archive = write_archive(tmp_path / "x.tar.gz", inside("cifar10", contents))
     with pytest.raises(ValueError, match=rf"x\.tar\.gz: cifar-10-batches-py/{re.escape(name)} is not in it"):
@@ -532,3 +536,52 @@ def test_real_images(tmp_path):
     assert images.train.labels.tolist() == labels
     assert images.classes[labels[0]] == "frog"  # as everybody knows
     assert images.channel_means() == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_SPARSE],
+)
+def test_headers_that_would_take_all_memory(tmp_path, kind):
+    """Zeros are a thousandth of their size in the file."""
+    member = tarfile.TarInfo("long")
+    member.type, member.size = kind, 2**26
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as tar:
+        tar.addfile(member, io.BytesIO(bytes(2**26)))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"x\.tar\.gz: cannot be read as an archive \((.|\n)*a header of type"):
+        read_cifar(tmp_path / "x.tar.gz", "cifar10")
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+def test_archives_with_ordinary_headers_before_their_files(tmp_path):
+    contents, train, test, names = files("cifar10")
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in inside("cifar10", contents).items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), 0.5  # which is written into a header of its own
+            tar.addfile(member, io.BytesIO(content))
+    require_same(read_cifar(tmp_path / "x.tar", "cifar10"), train, test, names)
+
+
+def test_archives_of_too_many_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "MOST_MEMBERS", 5)
+    archive = write_archive(tmp_path / "x.tar.gz", inside("cifar10", files("cifar10")[0]))
+    with pytest.raises(ValueError, match="expected at most 5 files"):
+        read_cifar(archive, "cifar10")
+
+
+def test_pickles_of_too_many_instructions(tmp_path):
+    """Each makes a set of 200 bytes out of one."""
+    contents = files("cifar10")[0] | {"test_batch": b"\x80\x04" + b"\x8f" * 2**21 + b"."}
+    path = write_folder(tmp_path / "x", contents)
+    with pytest.raises(ValueError, match=r"test_batch: refused, .*expected at most 1048576 instructions"):
+        read_cifar(path, "cifar10")
+
+
+def test_batches_without_images(tmp_path):
+    contents = files("cifar10")[0]
+    contents["test_batch"] = as_python_2(fields("cifar10", np.zeros((0, 3072), np.uint8), [], b"batch"))
+    with pytest.raises(ValueError, match="test_batch: expected at least one image"):
+        read_cifar(write_folder(tmp_path / "x", contents), "cifar10")

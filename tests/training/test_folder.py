@@ -1,3 +1,4 @@
+import os
 import re
 import struct
 import zlib
@@ -213,4 +214,27 @@ def test_sixteen_bits_are_refused_because_they_would_be_clipped(folder):
     path, _ = folder
     save(path / "train/dog/1.png", np.array([[0, 256, 40_000, 65_535]], dtype=np.uint16))
     with pytest.raises(ValueError, match=r"train/dog/1\.png: .*expected 8 bits per channel, got Pillow's mode I;16"):
+        read_folder(path)
+
+
+def test_only_the_formats_that_are_named_are_decoded(folder, monkeypatch):
+    """Pillow gives PostScript to another program, whatever the file is called."""
+    path, _ = folder
+    file = path / "train" / "cat" / "evil.png"
+    file.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 4\n%%EndComments\nshowpage\n")
+    ran = []
+    monkeypatch.setattr("subprocess.Popen", lambda *arguments, **options: ran.append(arguments))
+    with pytest.raises(ValueError, match=r"evil\.png: cannot be read as an image \(cannot identify"):
+        read_folder(path)
+    assert not ran
+    file.unlink()
+    save(file, pixels(4, 5, 3), format="TIFF")
+    with pytest.raises(ValueError, match=r"evil\.png: cannot be read as an image \(cannot identify"):
+        read_folder(path)
+
+
+def test_pipes_are_no_images(folder):
+    path, _ = folder
+    os.mkfifo(path / "train" / "cat" / "z.png")
+    with pytest.raises(ValueError, match=r"z\.png: cannot be read as an image \(expected a file\)"):
         read_folder(path)

@@ -312,7 +312,7 @@ def test_images_of_another_shape_than_the_state(finished, digits, tmp_path):
         dataclasses.replace(part, images=torch.nn.functional.pad(part.images, (4, 4, 4, 4)))
         for part in (digits.train, digits.test)
     ]
-    with pytest.raises(ValueError, match=r"state\.safetensors: not "):
+    with pytest.raises(ValueError, match=r"state\.safetensors: expected model\.5\.weight of shape"):
         train(finished.configuration, Images(*padded, digits.classes), folder)
 
 
@@ -335,3 +335,30 @@ def test_other_images_do_not_go_on_with_a_run(finished, digits, tmp_path):
     other = dataclasses.replace(digits, train=digits.train[torch.arange(len(digits.train)).flip(0)])
     with pytest.raises(ValueError, match="its run was begun with other images"):
         train(finished.configuration, other, folder)
+
+
+def test_other_test_images_than_a_run_was_begun_with(digits, tiny, tmp_path):
+    """Records of both would stand in one file."""
+    train(tiny(images="64"), digits, tmp_path / "run")
+    (tmp_path / "run" / MODEL).unlink()
+    for images in (
+        dataclasses.replace(digits, test=digits.test[:100]),
+        dataclasses.replace(digits, classes=tuple("abcdefghij")),
+    ):
+        with pytest.raises(ValueError, match="its run was begun with other images"):
+            train(tiny(images="64"), images, tmp_path / "run")
+
+
+def test_the_environment_does_not_change_the_loss(digits, tiny, tmp_path, monkeypatch):
+    expected = train(tiny(images="64"), digits, tmp_path / "one")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert train(tiny(images="64"), digits, tmp_path / "two") == expected
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"step": "3"}', '{"step": 1.5}', '{"step": true}', "1", "{}"])
+def test_records_that_are_none(digits, tiny, tmp_path, line):
+    folder = tmp_path / "run"
+    train(tiny(images="64"), digits, folder)
+    (folder / METRICS).write_text(line)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: expected the records of a run"):
+        train(tiny(images="64"), digits, folder)

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -159,3 +160,49 @@ def test_a_batch_that_the_processes_cannot_share(digits, tiny, tmp_path, monkeyp
     with pytest.raises(ValueError, match=r"^train\(batch=64\): expected a multiple of the 3 processes$"):
         train(tiny(), digits, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_refused(pictures, tmp_path):
+    """Every process leaves with one line."""
+    (tmp_path / "x").touch()
+    process = start(pictures, tmp_path)
+    said, errors = finish(process)
+    assert process.returncode != 0
+    assert said == ""
+    lines = {line for line in errors.splitlines() if line.startswith("error: ")}
+    assert any("expected an empty folder, or one with a run of this configuration" in line for line in lines)
+    assert "gramcert/" not in errors  # no traceback of ours
+    assert {path.name for path in tmp_path.iterdir()} == {"x"}
+
+
+def engine_with(other, *, first=True):
+    """Of a process, the other of which has this to say."""
+
+    def gather(own):
+        return torch.cat([own, torch.tensor([other], dtype=own.dtype)])
+
+    return SimpleNamespace(gather=gather, device=None, is_main_process=first)
+
+
+def test_processes_that_were_given_different_things():
+    loop._require_same_run(SimpleNamespace(gather=lambda own: torch.cat([own, own]), device=None), "this")
+    with pytest.raises(ValueError, match="train: the processes were given different configurations or images"):
+        loop._require_same_run(engine_with(12345), "this")
+
+
+def test_processes_that_read_different_states():
+    loop._require_same_step(engine_with(7), 7)
+    with pytest.raises(ValueError, match=r"states of steps \[7, 8\]; expected a shared folder"):
+        loop._require_same_step(engine_with(7), 8)
+
+
+def test_a_process_whose_first_was_refused(tiny, tmp_path):
+    with ExitStack() as stack:
+        loop._claim(engine_with(0, first=False), stack, tmp_path, tiny())
+        with pytest.raises(ValueError, match="the first process was refused its folder"):
+            loop._claim(engine_with(1, first=False), stack, tmp_path, tiny())
+        assert not list(tmp_path.iterdir())
+        (tmp_path / "x").touch()
+        with pytest.raises(ValueError, match="expected an empty folder"):
+            loop._claim(engine_with(0), stack, tmp_path, tiny())

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from gramcert.certification.accuracy import CertifiedAccuracy
 from gramcert.certification.accuracy import certify as run
+from gramcert.cli.data import images_of
 from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.options import DATA, RADII, parse_radii
 from gramcert.cli.plots import require_plotting
@@ -21,7 +22,7 @@ from gramcert.cli.progress import counting_bar
 from gramcert.cli.radius_plot import save_radius_plot
 from gramcert.rounding import ASSUMPTIONS
 from gramcert.training.checkpoints import Trained
-from gramcert.training.images import Labelled, load_images
+from gramcert.training.images import Labelled
 
 # A table of a hundred classes is for --json.
 MOST_ROWS = 20
@@ -64,7 +65,7 @@ def certify(
 def images_to_test(trained: Trained, data: Path | None, count: int | None) -> Labelled:
     """The test images of a network's own set, which must be the ones that it was made for."""
     configuration = trained.configuration
-    found = load_images(configuration.dataset, data)
+    found = images_of(configuration.dataset, data)
     found = found.limited(configuration.images, configuration.holdout)
     if found.shape != trained.shape or found.classes != trained.classes:
         expected = f"{len(trained.classes)} classes of images of shape {trained.shape}"

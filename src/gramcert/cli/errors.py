@@ -25,6 +25,12 @@ def one_line_errors() -> Iterator[None]:
         _leave("not enough memory for these sizes")
 
 
+# Of a message, which may quote a file that somebody made to flood or to steer a terminal.
+_LONGEST = 2000
+
+
 def _leave(message: str) -> None:
-    typer.echo("error: " + " ".join(message.split()), err=True)
+    line = " ".join(message[: 2 * _LONGEST].split())
+    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
+    typer.echo("error: " + (shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."), err=True)
     raise typer.Exit(BAD_INPUT)

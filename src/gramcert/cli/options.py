@@ -14,9 +14,10 @@ from gramcert.rounding import fraction_up
 # Larger sizes are mistakes: no layer has them, and torch counts in 64 bits.
 LARGEST = 2**31 - 1
 
+DATA_VARIABLE = "GRAMCERT_DATA"
 DATA = Annotated[
     Path | None,
-    typer.Option(envvar="GRAMCERT_DATA", help="Archive or folder of the images; not needed for digits."),
+    typer.Option(envvar=DATA_VARIABLE, help="Archive or folder of the images; not needed for digits."),
 ]
 RADII = Annotated[str, typer.Option(help="l2 radii, such as 36/255,0.5.")]
 
@@ -64,7 +65,7 @@ def parse_radii(text: str) -> dict[str, float]:
 
 
 def parse_changes(option: str, texts: list[str]) -> dict[str, str]:
-    """``field=value``, once or more."""
+    """``field=value``, once or more; of the same field the last."""
     changes = {}
     for text in texts:
         name, equals, value = text.partition("=")

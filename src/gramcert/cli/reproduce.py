@@ -15,11 +15,12 @@ from rich.text import Text
 from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.options import DATA, parse_changes
 from gramcert.cli.progress import counting_bar
-from gramcert.experiments.channels import CHANNELS, INPUT_SIZE, ITERATIONS, TAPS, channel_rows
-from gramcert.experiments.factors import factor_rows
+from gramcert.experiments import channels as figure_two
+from gramcert.experiments import factors as figure_one
+from gramcert.experiments import tables
 from gramcert.experiments.plots import plot_channels, plot_factors, plot_table
 from gramcert.experiments.records import Records, Row
-from gramcert.experiments.tables import COLUMNS, PAPER, RESCALINGS, summary, table_rows
+from gramcert.experiments.tables import ACCURACIES, PAPER, RESCALINGS, summary, table_rows
 from gramcert.training.configuration import Configuration, named
 from gramcert.training.images import load_images
 
@@ -41,18 +42,18 @@ def figure_1(out: OUT = Path("results"), as_json: AS_JSON = False) -> None:
     """The factor of Theorem 5 for n = 224, k = 3: as printed, corrected, and our sampling factor."""
     with one_line_errors():
         _require_matplotlib()
-        records = Records(out, "figure-1", {})
+        records = Records(out, "figure-1", {}, figure_one.COLUMNS, figure_one.KEY)
         if not records.rows:
-            records.add(factor_rows())
+            records.add(figure_one.factor_rows())
         plot_factors(records.rows, records.path(".png"))
     shown = [row for row in records.rows if row["n0"] in (16, 32, 64, 128, 224)]
-    _show(records, records.rows, shown, ("t", "n0", "as printed", "corrected", "sampling factor"), as_json)
+    _show(records, records.rows, shown, figure_one.COLUMNS, as_json)
 
 
 @app.command("figure-2")
 def figure_2(
     out: OUT = Path("results"),
-    channels: Annotated[str, typer.Option(help="Numbers of channels.")] = ",".join(map(str, CHANNELS)),
+    channels: Annotated[str, typer.Option(help="Numbers of channels.")] = ",".join(map(str, figure_two.CHANNELS)),
     seeds: SEEDS = "0,1,2",
     as_json: AS_JSON = False,
 ) -> None:
@@ -60,10 +61,14 @@ def figure_2(
     with one_line_errors():
         _require_matplotlib()
         counts, numbers = _integers("--channels", channels, 1), _integers("--seeds", seeds, 0)
-        settings = {"taps": TAPS, "input size": INPUT_SIZE, "iterations": ITERATIONS}
-        records = Records(out, "figure-2", settings)
+        settings = {
+            "taps": figure_two.TAPS,
+            "input size": figure_two.INPUT_SIZE,
+            "iterations": figure_two.ITERATIONS,
+        }
+        records = Records(out, "figure-2", settings, figure_two.COLUMNS, figure_two.KEY)
         with counting_bar() as bar:
-            channel_rows(records, counts, numbers, bar)
+            figure_two.channel_rows(records, counts, numbers, bar)
         rows = [row for row in records.rows if row["channels"] in counts and row["seed"] in numbers]
         plot_channels(rows, records.path(".png"))
     shown = [row for row in rows if row["channels"] == max(counts) and row["value"] is not None]
@@ -118,7 +123,7 @@ def _table(
             raise BadInput(f"--set {min(taken & fields.keys())}: the table itself sets it")
         base = _base(dataset, size).with_fields(fields)
         settings = {key: value for key, value in dataclasses.asdict(base).items() if key not in taken}
-        records = Records(out, name if size == "nano" else f"{name}-{size}", settings)
+        records = Records(out, name if size == "nano" else f"{name}-{size}", settings, tables.COLUMNS, tables.KEY)
         if not all(records.has(rescaling=rescaling.name, seed=seed) for seed in numbers for rescaling in RESCALINGS):
             images = load_images(dataset, data)
             with counting_bar() as bar:
@@ -164,11 +169,11 @@ def _base(dataset: str, size: str) -> Configuration:
 def _accuracy_table(base: Configuration, lines: list[dict[str, Any]], paper: dict[str, Any]) -> Table:
     table = Table(title=f"{escape(base.name)}: accuracy in %, mean ± deviation over the seeds", title_justify="left")
     table.add_column("rescaling")
-    for column in COLUMNS:
+    for column in ACCURACIES:
         table.add_column(column, justify="right")
     for line in lines:
         cells = []
-        for column in COLUMNS:
+        for column in ACCURACIES:
             spread = line[f"{column} deviation"]
             cells.append(f"{line[column]:.2f}" + ("" if spread is None else f" ± {spread:.2f}"))
         table.add_row(f"{line['rescaling']} ({line['seeds']})", *cells)

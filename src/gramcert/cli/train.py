@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from gramcert.cli.data import images_of
 from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.options import DATA, parse_changes
 from gramcert.training.configuration import CONFIGURATIONS, Configuration, from_json, named
-from gramcert.training.images import load_images
 from gramcert.training.loop import Step
 from gramcert.training.loop import train as run
 
@@ -46,7 +46,7 @@ def train(
             raise BadInput(f"--checkpoint-seconds {checkpoint_seconds}: expected a number of at least 0")
         if out is None:
             raise BadInput("train: the folder of the run is needed (--out)")
-        images = load_images(chosen.dataset, data)
+        images = images_of(chosen.dataset, data)
         is_first = os.environ.get("RANK", "0") == "0"
         console = Console(stderr=True)
         columns = (
@@ -66,7 +66,7 @@ def train(
                 bar.update(task, completed=step.step, total=step.steps, epoch=epoch, loss=loss)
                 if step.loss is None and step.step:
                     what = "finished already" if step.step == step.steps else f"goes on from step {step.step}"
-                    console.print(f"the run in {out} {what}", highlight=False, soft_wrap=True)
+                    console.print(f"the run in {out} {what}", markup=False, highlight=False, soft_wrap=True)
                 if step.record is not None:
                     shares = (f"{name} {100 * value:4.1f}" for name, value in _shares(step.record).items())
                     console.print("  ".join((f"epoch {epoch}", loss, *shares)), highlight=False, soft_wrap=True)

@@ -12,6 +12,9 @@ from gramcert.geometry.convolution import Convolution
 TAPS, INPUT_SIZE, ITERATIONS = 3, 32, 6
 CHANNELS = (1, 2, 4, 8, 16, 32)
 
+KEY = ("channels", "seed", "method")
+COLUMNS = ("channels", "seed", "truth", "truth by", "method", "source", "kind", "value", "relative error", "seconds")
+
 # The truth is known this much better than any method reaches.
 TRUTH_TOL = 1e-7
 

@@ -5,6 +5,9 @@ from gramcert.experiments.records import Row
 
 INPUT_SIZE, TAPS, STEPS = 224, 3, (1, 3, 5, 6)
 
+KEY = ("t", "n0")
+COLUMNS = ("t", "n0", "as printed", "corrected", "sampling factor")
+
 
 def factor_rows() -> list[Row]:
     """For each t and grid size n0: Theorem 5 as printed, corrected, and :func:`gramcert.sampling_factor`.

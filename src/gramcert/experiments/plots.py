@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gramcert.experiments.records import Row
-from gramcert.experiments.tables import COLUMNS, summary
+from gramcert.experiments.tables import ACCURACIES, summary
 
 # Colours of Okabe and Ito, told apart with every kind of colour vision.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
@@ -84,16 +84,16 @@ def plot_table(rows: list[Row], path: Path, title: str) -> None:
     first = next(iter(means.values()))
     for number, (name, line) in enumerate(means.items()):
         offset = 0.16 * (number - (len(means) - 1) / 2)
-        places = [place + offset for place in range(len(COLUMNS))]
+        places = [place + offset for place in range(len(ACCURACIES))]
         colour, marker = _COLOURS[number % 8], _MARKERS[number % 8]
         for row in (row for row in rows if row["rescaling"] == name):
-            values = [row[column] - _of_seed(rows, first["rescaling"], row["seed"], column) for column in COLUMNS]
+            values = [row[column] - _of_seed(rows, first["rescaling"], row["seed"], column) for column in ACCURACIES]
             axes.plot(places, values, marker, color=colour, markersize=2.8, alpha=0.55)
-        gains = [line[column] - first[column] for column in COLUMNS]
+        gains = [line[column] - first[column] for column in ACCURACIES]
         axes.plot(places, gains, marker, color=colour, markersize=7, markeredgecolor="white", label=name)
     axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    labels = [f"{column}\n({first['rescaling']}: {first[column]:.1f} %)" for column in COLUMNS]
-    axes.set_xticks(range(len(COLUMNS)), labels, fontsize=7.5)
+    labels = [f"{column}\n({first['rescaling']}: {first[column]:.1f} %)" for column in ACCURACIES]
+    axes.set_xticks(range(len(ACCURACIES)), labels, fontsize=7.5)
     axes.set(ylabel=f"points above {first['rescaling']}, same seed")
     axes.set_title(title, fontsize=10)
     axes.legend(frameon=False, fontsize=8)

@@ -4,14 +4,15 @@ import csv
 import io
 import json
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import gramcert
-from gramcert.training.checkpoints import wait_for, write_atomically
+from gramcert.training.checkpoints import open_lock, remove_unfinished, wait_for, write_atomically
 
 Row = dict[str, Any]
 
@@ -23,31 +24,57 @@ class Records:
         folder: is made if it does not exist.
         name: of the experiment.
         settings: what the rows depend on; a folder with rows of other settings is an error.
+        columns: what every row has.
+        key: the columns that tell rows apart; of two with the same there, the first stays.
     """
 
-    def __init__(self, folder: Path, name: str, settings: Row) -> None:
-        self.folder, self.name, self.settings = folder, name, settings
+    def __init__(self, folder: Path, name: str, settings: Row, columns: tuple[str, ...], key: tuple[str, ...]) -> None:
+        self.folder, self.name, self.settings, self.columns, self.key = folder, name, settings, columns, key
         self.rows: list[Row] = []
+        self.data: str | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self._read()
+                if self.rows:
+                    self._write_table()  # which a process killed between the two files has left behind
         except OSError as error:
             raise ValueError(f"reproduce(out={folder}): not a folder that can be written ({error.strerror})") from None
-        path = self.path(".json")
-        if path.exists():
-            self.rows = self._read(path)
 
-    def _read(self, path: Path) -> list[Row]:
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open_lock(self.folder / f".{self.name}.lock") as lock:
+            wait_for(lock)
+            remove_unfinished(self.folder, f"{self.name}.json", f"{self.name}.csv")
+            yield
+
+    def _read(self) -> None:
+        """What is on disk, if anything, in place of what is here."""
+        path = self.path(".json")
+        if not path.exists():
+            return
         try:
             stored = json.loads(path.read_text())
-            settings, rows = stored["settings"], stored["rows"]
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path}: expected the rows of {self.name}; move the file away to begin anew") from None
+            settings, rows, data = dict(stored["settings"]), list(stored["rows"]), stored.get("data")
+            fine = all(isinstance(row, dict) and row.keys() == set(self.columns) for row in rows)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            fine = False
+        if not fine:
+            raise ValueError(f"{path}: expected the rows of {self.name}; move the file away to begin anew")
         ours = json.loads(json.dumps(self.settings))
         changed = {name: value for name, value in settings.items() if ours.get(name) != value}
         if changed or settings.keys() != ours.keys():
             what = ", ".join(f"{name}={value}" for name, value in changed.items())
             raise ValueError(f"{path}: holds rows of other settings, {what}; choose another folder")
-        return list(rows)
+        if self.data not in (None, data):
+            raise ValueError(f"{path}: holds rows of other images; choose another folder")
+        self.rows, self.data = rows, data
+
+    def require_data(self, digest: str) -> None:
+        """Refuse to put rows of these images beside rows of others."""
+        if self.rows and self.data != digest:
+            raise ValueError(f"{self.path('.json')}: holds rows of other images; choose another folder")
+        self.data = digest
 
     def path(self, suffix: str) -> Path:
         """A file of this experiment."""
@@ -62,19 +89,22 @@ class Records:
 
         Other processes may be adding to the same file: theirs are kept too.
         """
-        with (self.folder / f".{self.name}.lock").open("w") as lock:
-            wait_for(lock)
-            path = self.path(".json")
-            self.rows = (self._read(path) if path.exists() else []) + rows
+        with self._locked():
+            self._read()
+            self.rows += [row for row in rows if not self.has(**{name: row[name] for name in self.key})]
             self._write({} if summary is None else {"summary": list(summary(self.rows))})
 
     def _write(self, more: Row) -> None:
         versions = {"gramcert": gramcert.__version__, "torch": torch.__version__, "python": platform.python_version()}
         content = {"experiment": self.name, "settings": self.settings, "versions": versions, "rows": self.rows} | more
+        if self.data is not None:
+            content["data"] = self.data
         write_atomically(self.path(".json"), (json.dumps(content, indent=1) + "\n").encode())
-        if self.rows:
-            text = io.StringIO()
-            writer = csv.DictWriter(text, list(self.rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.rows)
-            write_atomically(self.path(".csv"), text.getvalue().encode())
+        self._write_table()
+
+    def _write_table(self) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomically(self.path(".csv"), text.getvalue().encode())

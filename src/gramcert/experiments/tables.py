@@ -19,7 +19,10 @@ from gramcert.training.loop import RADII, train
 # As they are written, and as floats that are not below them.
 EXACT_RADII = {f"{radius}/255": fraction_up(Fraction(radius, 255)) for radius in RADII}
 
-COLUMNS = ("clean", *EXACT_RADII)
+ACCURACIES = ("clean", *EXACT_RADII)
+
+KEY = ("rescaling", "seed")
+COLUMNS = (*KEY, *ACCURACIES, "lipschitz", "seconds", "steps")
 
 # Accuracy in per cent as the paper prints it, averages of three runs of 1000 epochs. The last column of the small
 # network on CIFAR-100 is printed as 0.073 and 0.075, surely shares and not per cents.
@@ -73,6 +76,7 @@ def table_rows(
         keep_runs: whether the folders of finished runs stay.
         report: told what is done, how many, of how many.
     """
+    records.require_data(images.digest())
     wanted = [(seed, rescaling) for seed in seeds for rescaling in rescalings]
     for number, (seed, rescaling) in enumerate(wanted):
         if records.has(rescaling=rescaling.name, seed=seed):
@@ -102,7 +106,7 @@ def summary(rows: list[Row]) -> Iterator[Row]:
     for name in dict.fromkeys(row["rescaling"] for row in rows):
         chosen = [row for row in rows if row["rescaling"] == name]
         line: Row = {"rescaling": name, "seeds": len(chosen)}
-        for column in COLUMNS:
+        for column in ACCURACIES:
             values = [row[column] for row in chosen]
             line[column] = round(statistics.mean(values), 3)
             line[f"{column} deviation"] = round(statistics.stdev(values), 3) if len(values) > 1 else None

@@ -7,6 +7,7 @@ and the configuration, so that it needs nothing beside it.
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,28 +46,45 @@ def claimed(folder: Path, configuration: Configuration) -> Iterator[None]:
     call = f"train(out={folder})"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("w")
+        _require_own(call, folder)  # before anything is written
+        lock = open_lock(folder / _LOCK)
     except OSError as error:
         raise ValueError(f"{call}: not a folder that can be written ({error.strerror})") from None
     with lock:
         if not _locked(lock):
             raise ValueError(f"{call}: another process is training in it")
-        for path in folder.glob(f".*{_UNFINISHED}"):  # what a killed process was writing
-            path.unlink(missing_ok=True)
+        remove_unfinished(folder, STATE, MODEL, METRICS, CONFIGURATION)
         path = folder / CONFIGURATION
-        if path.exists():
-            other = from_json(path.read_text())
-            if other != configuration:
-                fields = [f.name for f in dataclasses.fields(other)]
-                changed = [name for name in fields if getattr(other, name) != getattr(configuration, name)]
-                what = ", ".join(f"{name}={getattr(other, name)}" for name in changed)
-                raise ValueError(f"{call}: it holds a run of another configuration, {what}; choose another folder")
-        elif {child.name for child in folder.iterdir()} != {_LOCK}:
-            (folder / _LOCK).unlink()
-            raise ValueError(f"{call}: expected an empty folder, or one with a run of this configuration")
-        else:
+        if not path.exists():
             write_atomically(path, configuration.to_json().encode())
+        other = from_json(path.read_text())
+        if other != configuration:
+            fields = [f.name for f in dataclasses.fields(other)]
+            changed = [name for name in fields if getattr(other, name) != getattr(configuration, name)]
+            what = ", ".join(f"{name}={getattr(other, name)}" for name in changed)
+            raise ValueError(f"{call}: it holds a run of another configuration, {what}; choose another folder")
         yield
+
+
+def _require_own(call: str, folder: Path) -> None:
+    """A folder with a configuration, or without anything that a run has not begun with."""
+    begun = f".{CONFIGURATION}."
+    names = {child.name for child in folder.iterdir() if not child.name.startswith(begun)}
+    if CONFIGURATION not in names and names - {_LOCK}:
+        raise ValueError(f"{call}: expected an empty folder, or one with a run of this configuration")
+
+
+def remove_unfinished(folder: Path, *names: str) -> None:
+    """What a killed process was writing; only for whoever has the lock."""
+    for name in names:
+        for path in folder.glob(f".{name}.*{_UNFINISHED}"):
+            path.unlink(missing_ok=True)
+
+
+def open_lock(path: Path) -> TextIO:
+    """A file to lock, whose content, if it has some, is left alone; a link is not followed."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(path, flags, 0o644), "r+")
 
 
 def _locked(lock: TextIO) -> bool:
@@ -105,30 +123,49 @@ def save_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer,
     write_atomically(folder / STATE, save(plain, {"facts": json.dumps(facts)}))
 
 
-def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """Puts a saved state back and returns its facts; ``None`` if there is none."""
+def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Adam, steps: int) -> dict[str, Any] | None:
+    """Puts a saved state back and returns its facts; ``None`` if there is none.
+
+    Args:
+        folder: of the run.
+        model: gets the weights.
+        optimizer: gets the moments.
+        steps: of the whole run.
+    """
     path = folder / STATE
     if not path.exists():
         return None
     tensors, metadata = _read(path)
-    weights, moments = {}, dict[int, dict[str, Tensor]]()
+    facts = _facts(path, metadata, steps)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    try:
-        for name, tensor in tensors.items():
-            kind, _, rest = name.partition(".")
-            if kind == "model":
-                weights[rest] = tensor
-                continue
-            index, _, moment = rest.partition(".")
-            if tensor.dim() and tensor.shape != parameters[int(index)].shape:  # torch would find out at the next step
-                raise ValueError(f"{name} of shape {tuple(tensor.shape)}")
-            moments.setdefault(int(index), {})[moment] = tensor
-        facts: dict[str, Any] = json.loads(metadata["facts"])
-    except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(f"{path}: not a state of this run ({error})") from None
-    _load_weights(path, model, weights)
+    wanted = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, parameter in enumerate(parameters):
+        wanted[f"optimizer.{index}.step"] = torch.tensor(0.0)
+        wanted |= {f"optimizer.{index}.{moment}": parameter for moment in ("exp_avg", "exp_avg_sq")}
+    _require_same(path, wanted, tensors)
+    _load_weights(path, model, {name: tensors[f"model.{name}"] for name in model.state_dict()})
+    moments = {
+        index: {name: tensors[f"optimizer.{index}.{name}"] for name in ("step", "exp_avg", "exp_avg_sq")}
+        for index in range(len(parameters))
+    }
+    for moment in moments.values():
+        if float(moment["step"]) != facts["step"] or not bool((moment["exp_avg_sq"] >= 0).all()):
+            raise ValueError(f"{path}: not a state of this run (moments that Adam cannot have)")
     optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
     return facts
+
+
+def _facts(path: Path, metadata: dict[str, str], steps: int) -> dict[str, Any]:
+    """What a state says about itself, if it can be true."""
+    try:
+        facts = json.loads(metadata["facts"])
+        step, loss, seconds = facts["step"], float(facts["loss"]), float(facts["seconds"])
+        fine = type(step) is int and 0 < step <= steps and math.isfinite(loss) and 0 <= seconds < math.inf
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path}: not a state of this run ({error or type(error).__name__})") from None
+    if not fine:
+        raise ValueError(f"{path}: not a state of this run of {steps} steps (step {step!r}, loss {loss})")
+    return dict(facts)
 
 
 def save_model(
@@ -192,7 +229,9 @@ class Trained:
 
 
 def _require_same(file: Path, wanted: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
-    """The same shapes and types; a weight of another type would be rounded, and not be what was trained."""
+    """The same names, shapes and types; a weight of another type would be rounded, and not be what was trained."""
+    if weights.keys() - wanted.keys():
+        raise ValueError(f"{file}: {min(weights.keys() - wanted.keys())!r} is not part of this network")
     for name, tensor in wanted.items():
         shape, found = tuple(tensor.shape), weights.get(name)
         if found is None or tuple(found.shape) != shape:

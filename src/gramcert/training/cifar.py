@@ -22,9 +22,20 @@ Part = tuple[Tensor, Tensor]
 # Bytes of the largest file in either archive, with room to spare.
 LARGEST_FILE = 2**28
 
-# Of a pickle: places of its memo, for which the unpickler takes memory before they are used, and tuples, whose hashes
-# overflow the stack when a million of them are nested. The archives have 10⁵ and 10.
-MOST_PLACES, MOST_TUPLES = 2**20, 1000
+# Of a pickle: instructions, one byte of which can make an object of 200; places of its memo, for which the unpickler
+# takes memory before they are used; and tuples, whose hashes overflow the stack when a million of them are nested. The
+# archives have 3·10⁵, 10⁵ and 10.
+MOST_INSTRUCTIONS, MOST_PLACES, MOST_TUPLES = 2**20, 2**20, 1000
+
+# Of a tar archive: files, and bytes of a header that goes before one. The archives have 10 and none.
+MOST_MEMBERS, LARGEST_HEADER = 1000, 2**16
+_HEADERS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 
 _SIDE, _CHANNELS = 32, 3
 
@@ -82,6 +93,8 @@ def _contents(path: Path, layout: _Layout) -> dict[str, bytes]:
 
 
 def _file(path: Path) -> bytes:
+    if not path.is_file():  # also not a pipe, which might never end
+        raise ValueError(f"{path}: expected a file")
     try:
         with path.open("rb") as stream:
             return _limited(path, stream)
@@ -93,8 +106,10 @@ def _members(archive: Path, names: set[str]) -> dict[str, bytes]:
     """Into memory, in one pass: no path of the archive is used, no link followed, nothing unpacked twice."""
     found = dict[str, bytes]()
     try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
+        with tarfile.open(archive, tarinfo=_Member) as tar:
+            for number, member in enumerate(tar):
+                if number >= MOST_MEMBERS:
+                    raise ValueError(f"expected at most {MOST_MEMBERS} files")
                 if member.name in names:
                     stream = tar.extractfile(member) if member.isfile() else None
                     if stream is None:
@@ -105,6 +120,18 @@ def _members(archive: Path, names: set[str]) -> dict[str, bytes]:
     if names - found.keys():
         raise ValueError(f"{archive}: {min(names - found.keys())} is not in it")
     return found
+
+
+class _Member(tarfile.TarInfo):
+    """Refuses long names, attributes and maps of gaps, which tarfile reads into memory whatever their length."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        if self.type == tarfile.GNUTYPE_SPARSE or (self.type in _HEADERS and self.size > LARGEST_HEADER):
+            raise tarfile.ReadError(f"a header of type {self.type!r} with {self.size} bytes")
+        return super()._proc_member(tar)  # type: ignore[misc]
+
+    def _proc_gnusparse_10(self, *_: Any) -> None:
+        raise tarfile.ReadError("a file with gaps")
 
 
 def _limited(path: Path, stream: IO[bytes]) -> bytes:
@@ -125,6 +152,8 @@ def _batch(name: str, content: bytes, layout: _Layout) -> Part:
         raise ValueError(f"{name}: expected a list of {len(data)} labels")
     if not all(type(label) is int and 0 <= label < layout.classes for label in labels):
         raise ValueError(f"{name}: expected labels from 0 to {layout.classes - 1}")
+    if not labels:
+        raise ValueError(f"{name}: expected at least one image")
     images = torch.from_numpy(data.copy()).reshape(-1, _CHANNELS, _SIDE, _SIDE)
     return images, torch.tensor(labels)
 
@@ -216,7 +245,9 @@ class _Unpickler(pickle.Unpickler):
 
 def _require_modest(content: bytes) -> None:
     tuples = 0
-    for opcode, argument, _ in pickletools.genops(content):
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if number >= MOST_INSTRUCTIONS:
+            raise pickle.UnpicklingError(f"expected at most {MOST_INSTRUCTIONS} instructions")
         if opcode.name.endswith("PUT") and isinstance(argument, int) and argument >= MOST_PLACES:
             raise pickle.UnpicklingError(f"place {argument} of its memo, expected less than {MOST_PLACES}")
         tuples += opcode.name.startswith("TUPLE")

@@ -13,6 +13,10 @@ from gramcert.training.augmentation import Augmentation
 # More blocks are a mistake, or a file that wants to take all memory.
 MOST_BLOCKS = 1000
 
+# More are mistakes: sums of so many iterations are the same to the last bit, no kernel is so large, and torch has no
+# steps beyond the range of float32.
+MOST_ITERATIONS, LARGEST_KERNEL, LARGEST_RATE = 100, 999, 1e38
+
 # Torch's generators take 64 bits, some of its functions 63.
 LARGEST_SEED = 2**63 - 1
 
@@ -214,18 +218,19 @@ def _check(c: Configuration) -> None:
     require("blocks", min(c.blocks) >= 0 and sum(c.blocks) <= MOST_BLOCKS, f"0 to {MOST_BLOCKS} in all")
     require("dense_blocks", 0 <= c.dense_blocks <= MOST_BLOCKS, f"0 to {MOST_BLOCKS}")
     require("inner", min(c.inner) > 0, "positive numbers")
-    require("kernel", c.kernel > 0 and c.kernel % 2 == 1, "an odd number")
+    require("kernel", 0 < c.kernel <= LARGEST_KERNEL and c.kernel % 2 == 1, f"an odd number up to {LARGEST_KERNEL}")
     for name in ("unshuffle", "pool", "dense_inner", "epochs", "batch", "evaluate_every"):
         require(name, getattr(c, name) > 0, "a positive number")
     require("holdout", c.holdout >= 0, "a number of at least 0")
     require("seed", 0 <= c.seed <= LARGEST_SEED, f"0 to {LARGEST_SEED}")
     require("images", c.images is None or c.images > 0, "a positive number")
-    require("iterations", c.iterations is None or c.iterations > 0, "a positive number")
+    fine = c.iterations is None or 0 < c.iterations <= MOST_ITERATIONS
+    require("iterations", fine, f"a positive number up to {MOST_ITERATIONS}")
     require("form", c.rescaling == "sr" or c.form == "spatial", f"spatial, the only form of {c.rescaling}")
     require("iterations", c.rescaling != "aol" or c.iterations in (None, 1), "1, which is what aol is; use sr for more")
-    for name in ("temperature", "lr"):
-        require(name, 0 < getattr(c, name) < math.inf, "a positive number")
-    require("final_lr", 0 <= c.final_lr < math.inf, "a number of at least 0")
+    require("temperature", 0 < c.temperature < math.inf, "a positive number")
+    require("lr", 0 < c.lr <= LARGEST_RATE, f"a positive number up to {LARGEST_RATE:g}")
+    require("final_lr", 0 <= c.final_lr <= LARGEST_RATE, f"a number from 0 to {LARGEST_RATE:g}")
     require("offset", math.isfinite(c.offset), "a finite number")
     require("knots", 0 < c.knots[0] <= c.knots[1] < 1, "two increasing shares between 0 and 1")
     require("betas", all(0 <= beta < 1 for beta in c.betas), "two numbers of at least 0 and below 1")

@@ -11,6 +11,9 @@ from gramcert.training.randomness import generator
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
+# Pillow would otherwise look into files for dozens of formats, one of which it hands to another program.
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
+
 # Modes of Pillow; of others, such as I;16, the conversion would clip what is above 255.
 _GREY, _COLOURED = ("1", "L"), ("RGB", "P", "PA", "LA", "RGBA", "CMYK", "YCbCr")
 
@@ -58,7 +61,9 @@ def _part(folder: Path, classes: tuple[str, ...], like: Tensor | None = None) ->
 def _image(file: Path) -> Tensor:
     image_module = _pillow()
     try:
-        with warnings.catch_warnings(), image_module.open(file) as image:
+        if not file.is_file():  # also not a pipe, which might never end
+            raise ValueError("expected a file")
+        with warnings.catch_warnings(), image_module.open(file, formats=_FORMATS) as image:
             warnings.simplefilter("error")
             if image.width * image.height > LARGEST_IMAGE:
                 raise ValueError(f"expected at most {LARGEST_IMAGE} pixels, got {image.width}×{image.height}")

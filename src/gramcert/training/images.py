@@ -66,6 +66,11 @@ class Images:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
+    def digest(self) -> str:
+        """Of all images, labels and names, to know them again by."""
+        parts = (self.train.digest(), self.test.digest(), self.classes)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
     def channel_means(self) -> list[float]:
         """Of the training images, exact but for one rounding: bytes are summed as integers."""
         pixels = self.train.images.transpose(0, 1).flatten(1)

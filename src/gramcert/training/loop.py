@@ -1,10 +1,11 @@
 """The training loop: deterministic, resumable, in one process or many."""
 
+import hashlib
 import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,15 +84,18 @@ def train(
     batches = _Batches(configuration, images, engine)
     steps = batches.per_epoch * configuration.epochs
     network = build(configuration, images.shape, len(images.classes), images.channel_means())
-    with claimed(folder, configuration) if engine.is_main_process else nullcontext():
-        engine.wait_for_everyone()
+    fresh: dict[str, Any] = {"step": 0, "loss": 0.0, "seconds": 0.0, "images": images.digest()}
+    _require_same_run(engine, configuration.to_json() + fresh["images"])
+    with ExitStack() as stack:
+        _claim(engine, stack, folder, configuration)
         adam = torch.optim.Adam(network.parameters(), configuration.lr, configuration.betas)
-        start = steps if (folder / MODEL).exists() else 0  # without a state, whoever finished it may have removed it
-        fresh: dict[str, Any] = {"step": start, "loss": 0.0, "seconds": 0.0, "images": images.train.digest()}
-        facts = load_state(folder, network, adam) or fresh
+        if (folder / MODEL).exists():  # without a state, whoever finished it may have removed it
+            fresh["step"] = steps
+        state = load_state(folder, network, adam, steps)
+        facts = fresh if state is None else state
         if facts.get("images") != fresh["images"]:
             raise ValueError(f"train(out={folder}): its run was begun with other images; choose another folder")
-        _require_agreement(engine, facts["step"])
+        _require_same_step(engine, facts["step"])
         model, optimizer = engine.prepare(network, adam)
         loss = _loss(configuration)
         started, saved, reported = time.monotonic() - facts["seconds"], time.monotonic(), time.monotonic()
@@ -211,6 +215,7 @@ def _engine(configuration: Configuration) -> Any:
     try:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
+        from accelerate.utils import GradientAccumulationPlugin
     except ImportError:
         raise ValueError("train: needs accelerate (pip install 'gramcert[train]')") from None
     AcceleratorState._reset_state()  # the precision of an earlier run in this process
@@ -219,7 +224,10 @@ def _engine(configuration: Configuration) -> Any:
     if device is not None and device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # float32 means float32, above all in the rescaling
     # Apple's GPUs have no float64, which the rescaling needs.
-    engine = Accelerator(cpu=device is None or device.type == "mps", mixed_precision=precision)
+    on_cpu = device is None or device.type == "mps"
+    # Said, because the environment could say otherwise, which would divide the loss.
+    whole = GradientAccumulationPlugin(num_steps=1)
+    engine = Accelerator(cpu=on_cpu, mixed_precision=precision, gradient_accumulation_plugin=whole)
     if engine.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
         raise RuntimeError(f"train: {os.environ['WORLD_SIZE']} processes were started, {engine.num_processes} joined")
     return engine
@@ -238,7 +246,27 @@ def _finite(loss: float, epoch: int) -> float:
     return loss
 
 
-def _require_agreement(engine: Any, step: int) -> None:
+def _claim(engine: Any, stack: ExitStack, folder: Path, configuration: Configuration) -> None:
+    """The first process claims the folder; if it may not, the others leave too."""
+    refusal: ValueError | None = None
+    if engine.is_main_process:
+        try:
+            stack.enter_context(claimed(folder, configuration))
+        except ValueError as error:
+            refusal = error
+    refused = bool(engine.gather(torch.tensor([refusal is not None], device=engine.device)).any())
+    if refused:
+        raise refusal or ValueError("train: the first process was refused its folder")
+
+
+def _require_same_run(engine: Any, description: str) -> None:
+    """All processes must have been given the same."""
+    digest = int.from_bytes(hashlib.sha256(description.encode()).digest()[:7], "big")
+    if len(set(engine.gather(torch.tensor([digest], device=engine.device)).tolist())) > 1:
+        raise ValueError("train: the processes were given different configurations or images")
+
+
+def _require_same_step(engine: Any, step: int) -> None:
     """All processes must have read the same state: on several machines, from a folder that they share."""
     steps = engine.gather(torch.tensor([step], device=engine.device)).tolist()
     if len(set(steps)) > 1:

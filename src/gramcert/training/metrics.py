@@ -81,6 +81,8 @@ def _records(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        return sorted(records, key=lambda record: int(record["step"]))
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path}: expected the records of a run") from None
+    except (ValueError, RecursionError):
+        records = [None]
+    if not all(isinstance(record, dict) and type(record.get("step")) is int for record in records):
+        raise ValueError(f"{path}: expected the records of a run")
+    return sorted(records, key=lambda record: int(record["step"]))
