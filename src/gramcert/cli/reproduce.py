@@ -168,14 +168,14 @@ def _base(dataset: str, size: str) -> Configuration:
 
 def _accuracy_table(base: Configuration, lines: list[dict[str, Any]], paper: dict[str, Any]) -> Table:
     table = Table(title=f"{escape(base.name)}: accuracy in %, mean ± deviation over the seeds", title_justify="left")
-    table.add_column("rescaling")
+    table.add_column("rescaling", no_wrap=True)
     for column in ACCURACIES:
         table.add_column(column, justify="right")
     for line in lines:
         cells = []
         for column in ACCURACIES:
             spread = line[f"{column} deviation"]
-            cells.append(f"{line[column]:.2f}" + ("" if spread is None else f" ± {spread:.2f}"))
+            cells.append(f"{line[column]:.2f}" + ("" if spread is None else f"\n±{spread:.2f}"))
         table.add_row(f"{line['rescaling']} ({line['seeds']})", *cells)
     for size, methods in paper.items():
         table.add_section()
