@@ -37,9 +37,9 @@ def save_radius_plot(path: Path, radii: dict[str, Tensor], clean: float, name: s
         axes.step(places.tolist(), heights.tolist(), where="post", color=_COLOURS[name], label=name, linewidth=1.6)
     for mark in _MARKS:
         axes.axvline(mark / 255, color="0.85", linewidth=0.8, zorder=0)
-        axes.text(mark / 255, 101, f"{mark}/255", ha="center", va="bottom", fontsize=7, color="0.4")
+        axes.text(mark / 255, 101.5, f"{mark}/255", ha="center", va="bottom", rotation=90, fontsize=6.5, color="0.4")
     axes.set(xlim=(0, end), ylim=(0, 100), xlabel="l2 radius", ylabel="accuracy in %")
-    axes.set_title(title, fontsize=10, pad=16)
+    axes.set_title(title, fontsize=10, pad=30)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
     try:
