@@ -1,8 +1,9 @@
 """What one training step costs: python benchmarks/training_step.py [--sizes nano S M].
 
 Seconds of a step and of the rescaling alone (forward and backward), and floating-point operations, from which
-docs/scale.md reckons the cost of whole trainings. Medians over rounds; the rescalings are timed in turn within each
-round. The published networks are built anew every time, as four of them would not fit into memory.
+docs/scale.md reckons the cost of whole trainings. The rescalings are timed in turn within each round; seconds are
+medians over the rounds, ratios medians of the ratios within each round, which a machine that slows down leaves alone.
+The published networks are built anew every time, as four of them would not fit into memory.
 """
 
 import argparse
@@ -71,27 +72,29 @@ def operations(size, rescaling):
 
 
 def measure(size, rounds):
-    """Median seconds of a step and of R, for each rescaling."""
+    """Seconds of a step and of R, for each rescaling and round."""
     kept = {r.name: Trained(size, r) for r in RESCALINGS} if size == "nano" else {}
     times = {r.name: [] for r in RESCALINGS}
     for _ in range(rounds):
         for rescaling in RESCALINGS:
             network = kept.get(rescaling.name) or Trained(size, rescaling)
             times[rescaling.name].append(network.times())
-    return {name: tuple(map(statistics.median, zip(*pairs, strict=True))) for name, pairs in times.items()}
+    return {name: tuple(zip(*pairs, strict=True)) for name, pairs in times.items()}
 
 
 def show(size, found):
     title = f"{size}, batch {BATCH[size]}, {torch.get_num_threads()} threads"
     table = Table(title=title, title_justify="left")
     table.add_column("rescaling")
-    for heading in ("s/step", "against AOL", "R alone, s", "GFLOP/step"):
+    for heading in ("s/step", "to AOL", "R alone, s", "to AOL", "GFLOP/step"):
         table.add_column(heading, justify="right")
-    first = next(iter(found.values()))[0]
+    first = found[RESCALINGS[0].name]
     for rescaling in RESCALINGS:
-        step, alone = found[rescaling.name]
-        count = operations(size, rescaling) / 1e9
-        table.add_row(rescaling.name, f"{step:.3f}", f"{step / first:.2f}×", f"{alone:.3f}", f"{count:.0f}")
+        cells = []
+        for times, reference in zip(found[rescaling.name], first, strict=True):
+            ratio = statistics.median(time / other for time, other in zip(times, reference, strict=True))
+            cells += [f"{statistics.median(times):.3f}", f"{ratio:.2f}×"]
+        table.add_row(rescaling.name, *cells, f"{operations(size, rescaling) / 1e9:.0f}")
     Console().print(table)
 
 

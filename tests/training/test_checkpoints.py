@@ -146,6 +146,17 @@ def test_a_state_comes_back_bit_for_bit_and_goes_on_the_same(tmp_path, tiny):
     assert names(tmp_path) == {STATE}
 
 
+def test_a_lost_network_does_not_replace_a_good_one(state, tiny):
+    before = state.read_bytes()
+    network, adam = network_of(tiny())
+    trained_for(network, adam, 1)
+    with torch.no_grad():
+        network[2].bias[0] = torch.inf
+    with pytest.raises(ValueError, match=r"train, step 3: NaN or infinity in model\.2\.bias; a smaller lr may help"):
+        save_state(state.parent, network, adam, FACTS)
+    assert state.read_bytes() == before
+
+
 def test_no_state(tmp_path, tiny):
     network, adam = network_of(tiny())
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}

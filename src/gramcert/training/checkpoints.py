@@ -113,13 +113,16 @@ def wait_for(lock: TextIO) -> None:
 
 
 def save_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any]) -> None:
-    """Weights, moments and ``facts`` (numbers and text) in one file."""
+    """Weights, moments and ``facts`` (numbers and text) in one file; a lost network does not replace a good one."""
     from safetensors.torch import save
 
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    lost = [name for name, tensor in plain.items() if not bool(torch.isfinite(tensor).all())]
+    if lost:
+        raise ValueError(f"train, step {facts['step']}: NaN or infinity in {lost[0]}; a smaller lr may help")
     write_atomically(folder / STATE, save(plain, {"facts": json.dumps(facts)}))
 
 
