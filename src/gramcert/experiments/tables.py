@@ -108,6 +108,6 @@ def summary(rows: list[Row]) -> Iterator[Row]:
         line: Row = {"rescaling": name, "seeds": len(chosen)}
         for column in ACCURACIES:
             values = [row[column] for row in chosen]
-            line[column] = round(statistics.mean(values), 3)
-            line[f"{column} deviation"] = round(statistics.stdev(values), 3) if len(values) > 1 else None
+            line[column] = statistics.mean(values)
+            line[f"{column} deviation"] = statistics.stdev(values) if len(values) > 1 else None
         yield line

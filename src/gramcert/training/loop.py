@@ -222,7 +222,8 @@ def _engine(configuration: Configuration) -> Any:
     precision = {"float32": "no", "bfloat16": "bf16"}[configuration.precision]
     device = torch.accelerator.current_accelerator()
     if device is not None and device.type == "cuda":
-        torch.backends.cudnn.allow_tf32 = False  # float32 means float32, above all in the rescaling
+        # float32 means float32, above all in the rescaling, which is matrix products.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     # Apple's GPUs have no float64, which the rescaling needs.
     on_cpu = device is None or device.type == "mps"
     # Said, because the environment could say otherwise, which would divide the loss.
