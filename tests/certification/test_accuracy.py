@@ -341,6 +341,18 @@ class TestWhatIsCertified:
         x = torch.tensor([[-1.0, -2.0], [-2.0, -1.0]])
         assert certify(model, [(x, torch.tensor([1, 0]))], []).clean == 1
 
+    def test_autocast_around_it_changes_nothing(self):
+        """A parametrisation of torch by matrix products gives weights of half precision there."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)), nn.Linear(4, 2))
+        x = torch.randn(6, 4)
+        batch = x, labels_of(model, x)
+        expected = certify(model, [batch], [])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = certify(model, [batch], [])
+        assert found.lipschitz == expected.lipschitz
+        assert torch.equal(found.radii, expected.radii)
+
     def test_loaders_run_as_they_would_alone(self):
         """With gradients, and without changing what a block with torch's cache keeps."""
         model = small_network()

@@ -146,6 +146,11 @@ def test_a_state_comes_back_bit_for_bit_and_goes_on_the_same(tmp_path, tiny):
     assert names(tmp_path) == {STATE}
 
 
+def test_facts_that_are_numbers_in_quotes(state, tiny):
+    rewritten(state, lambda tensors: None, {"facts": json.dumps(FACTS | {"loss": "0.5"})})
+    assert load_state(state.parent, *network_of(tiny()), 9)["loss"] == 0.5
+
+
 def test_a_lost_network_does_not_replace_a_good_one(state, tiny):
     before = state.read_bytes()
     network, adam = network_of(tiny())

@@ -99,7 +99,8 @@ def certify(
         raise TypeError(f"{call}(loader): expected batches of inputs and labels, got {type(loader).__name__}")
     classifier: _Classifier | None = None
     labels, predictions, found, largest = [], [], [], 0.0
-    features, head = _split(call, frozen(call, unwrapped(model)))
+    with checked_arithmetic(call):  # weights as the layers give them alone, whatever autocast is around
+        features, head = _split(call, frozen(call, unwrapped(model)))
     for batch in loader:
         with checked_arithmetic(call):  # not around the loader, which may need gradients
             if classifier is None:

@@ -20,7 +20,6 @@ from gramcert.experiments import factors as figure_one
 from gramcert.experiments import tables
 from gramcert.experiments.plots import plot_channels, plot_factors, plot_table
 from gramcert.experiments.records import Records, Row
-from gramcert.experiments.tables import ACCURACIES, PAPER, RESCALINGS, summary, table_rows
 from gramcert.training.configuration import Configuration, named
 from gramcert.training.images import load_images
 
@@ -124,14 +123,16 @@ def _table(
         base = _base(dataset, size).with_fields(fields)
         settings = {key: value for key, value in dataclasses.asdict(base).items() if key not in taken}
         records = Records(out, name if size == "nano" else f"{name}-{size}", settings, tables.COLUMNS, tables.KEY)
-        if not all(records.has(rescaling=rescaling.name, seed=seed) for seed in numbers for rescaling in RESCALINGS):
+        if not all(
+            records.has(rescaling=rescaling.name, seed=seed) for seed in numbers for rescaling in tables.RESCALINGS
+        ):
             images = load_images(dataset, data)
             with counting_bar() as bar:
-                table_rows(records, base, images, numbers, keep_runs=keep_runs, report=bar)
+                tables.table_rows(records, base, images, numbers, keep_runs=keep_runs, report=bar)
         rows = [row for row in records.rows if row["seed"] in numbers]
-        lines = list(summary(rows))
+        lines = list(tables.summary(rows))
         plot_table(rows, records.path(".png"), f"{base.name}, {_count(base.epochs, 'epoch')}")
-    paper = {size: PAPER[dataset][size]} if size in PAPER[dataset] else PAPER[dataset]
+    paper = {size: tables.PAPER[dataset][size]} if size in tables.PAPER[dataset] else tables.PAPER[dataset]
     if as_json:
         typer.echo(json.dumps({"summary": lines, "paper": paper, "settings": records.settings}, allow_nan=False))
     else:
@@ -169,11 +170,11 @@ def _base(dataset: str, size: str) -> Configuration:
 def _accuracy_table(base: Configuration, lines: list[dict[str, Any]], paper: dict[str, Any]) -> Table:
     table = Table(title=f"{escape(base.name)}: accuracy in %, mean ± deviation over the seeds", title_justify="left")
     table.add_column("rescaling", no_wrap=True)
-    for column in ACCURACIES:
+    for column in tables.ACCURACIES:
         table.add_column(column, justify="right")
     for line in lines:
         cells = []
-        for column in ACCURACIES:
+        for column in tables.ACCURACIES:
             spread = line[f"{column} deviation"]
             cells.append(f"{line[column]:.2f}" + ("" if spread is None else f"\n±{spread:.2f}"))
         table.add_row(f"{line['rescaling']} ({line['seeds']})", *cells)

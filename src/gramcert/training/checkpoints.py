@@ -168,7 +168,7 @@ def _facts(path: Path, metadata: dict[str, str], steps: int) -> dict[str, Any]:
         raise ValueError(f"{path}: not a state of this run ({error or type(error).__name__})") from None
     if not fine:
         raise ValueError(f"{path}: not a state of this run of {steps} steps (step {step!r}, loss {loss})")
-    return dict(facts)
+    return dict(facts) | {"loss": loss, "seconds": seconds}
 
 
 def save_model(
