@@ -1,6 +1,9 @@
 """Certified spectral norms of neural-network layers, for PyTorch."""
 
 from gramcert import nn, parametrizations, rescaling
+from gramcert.auditing.entry import audit
+from gramcert.auditing.result import Audit
+from gramcert.auditing.verifying import verify
 from gramcert.bounds.circular import norm2_circ
 from gramcert.bounds.gram import gram_norm
 from gramcert.bounds.layer import norm2
@@ -16,10 +19,12 @@ from gramcert.nn.guarantee import lipschitz_bound
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
     "CertifiedAccuracy",
     "Convolution",
     "Enclosure",
     "Spectrum",
+    "audit",
     "certify",
     "gram_norm",
     "lipschitz_bound",
@@ -33,4 +38,5 @@ __all__ = [
     "sampling_factor",
     "singular_values",
     "spectral_norm",
+    "verify",
 ]

@@ -4,6 +4,8 @@ A layer that was built to have norm 1 has, with its weights rounded, a norm near
 they are at most 1, or as near as the arithmetic allows.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -43,31 +45,60 @@ def norm_upper(call: str, layer: nn.Module | Convolution | Tensor, input_size: S
     return upper
 
 
-def residual_upper(call: str, layer: Convolution, outer: Tensor, factors: Tensor, input_size: Sizes | None) -> float:
-    r"""Certified constant of x ↦ x - Vᵀφ(Wx + b) for φ elementwise with slopes in [0, 1] and V = 2R²W + Δ.
+@dataclass(frozen=True)
+class ResidualParts:
+    r"""x ↦ x - Vᵀφ(Wx + b) for φ elementwise with slopes in [0, 1], V = 2R²W + Δ, as two maps that can be measured.
 
-    W is the convolution ``layer`` (of stride 1, zero padding), V the same with the kernel ``outer``, R the diagonal
-    matrix of ``factors`` of the output channels, Δ what rounding made of their product. The Jacobian is
+    The Jacobian is
 
         I - VᵀDW = (I - 2WᵀR²DW) - ΔᵀDW,    0 <= D <= I diagonal.
 
     The first part is symmetric with eigenvalues between 1 - 2‖RW‖² and 1, and the second is at most ‖R^-1Δ‖·‖RW‖. Any
     positive R is valid; it should be near the one that V was made with.
+
+    Attributes:
+        scaled: RW.
+        spread: R^-1·Δ.
+        scaled_rounding: distance of the stored RW from the true one, in norm.
+        spread_rounding: that of R^-1·Δ.
     """
-    weight, outer, factors = (tensor.detach().cpu().double() for tensor in (layer.kernel, outer, factors))
-    # A row that was given up, R = 0, has V = 0: a tiny R makes both terms of it tiny.
-    factors = torch.where(factors > TINY_FACTOR, factors, TINY_FACTOR).reshape(-1, *(1,) * (weight.dim() - 1))
-    scaled, quotient = weight * factors, outer / factors
-    spread = quotient - 2 * scaled  # R^-1·Δ
-    inner = up(norm_upper(call, _with(layer, scaled), input_size) + _rounding(scaled))
+
+    scaled: Convolution
+    spread: Convolution
+    scaled_rounding: float
+    spread_rounding: float
+
+    @classmethod
+    def of(cls, layer: Convolution, outer: Tensor, factors: Tensor) -> "ResidualParts":
+        """From the convolution W (stride 1, zero padding), V in the same layout, and R of its output channels."""
+        weight, outer, factors = (tensor.detach().cpu().double() for tensor in (layer.kernel, outer, factors))
+        # A row that was given up, R = 0, has V = 0: a tiny R makes both terms of it tiny.
+        factors = torch.where(factors > TINY_FACTOR, factors, TINY_FACTOR).reshape(-1, *(1,) * (weight.dim() - 1))
+        scaled, quotient = weight * factors, outer / factors
+        spread = quotient - 2 * scaled
+        return cls(
+            Convolution(scaled, padding=layer.padding),
+            Convolution(spread, padding=layer.padding),
+            _rounding(scaled),
+            _rounding(quotient.abs() + 4 * scaled.abs()),
+        )
+
+    def constant(self, scaled: float, spread: float) -> float:
+        """The constant of the layer, from upper bounds of the norms of the two stored maps."""
+        inner, error = up(scaled + self.scaled_rounding), up(spread + self.spread_rounding)
+        return up(max(1.0, up(up(2 * up(inner * inner)) - 1)) + up(error * inner))
+
+
+def residual_norms(call: str, parts: ResidualParts, input_size: Sizes | None) -> tuple[float, float]:
+    """Certified upper bounds of the norms of the two maps of a residual layer."""
     work = Work(MAX_BYTES, MAX_SECONDS, call=call)
-    error = enclose(call, _with(layer, spread), input_size, COARSE, work).upper
-    error = up(error + _rounding(quotient.abs() + 4 * scaled.abs()))
-    return up(max(1.0, up(up(2 * up(inner * inner)) - 1)) + up(error * inner))
+    return norm_upper(call, parts.scaled, input_size), enclose(call, parts.spread, input_size, COARSE, work).upper
 
 
-def _with(layer: Convolution, kernel: Tensor) -> Convolution:
-    return Convolution(kernel, padding=layer.padding)
+def residual_upper(call: str, layer: Convolution, outer: Tensor, factors: Tensor, input_size: Sizes | None) -> float:
+    """Certified constant of a residual layer; see :class:`ResidualParts`."""
+    parts = ResidualParts.of(layer, outer, factors)
+    return parts.constant(*residual_norms(call, parts, input_size))
 
 
 def _rounding(kernel: Tensor) -> float:

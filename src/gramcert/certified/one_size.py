@@ -189,7 +189,7 @@ class OneSize:
         wave = max(waves, key=lambda wave: float(wave.norm()))
         self.lower = max(self.lower, TapwiseLayer(self.kernels[group : group + 1], axes).norm_below(wave[None]))
         if axes is self.axes:
-            self._vector = torch.zeros(self._layer.input_shape, dtype=torch.float64)
+            self._vector = self.work.witness = torch.zeros(self._layer.input_shape, dtype=torch.float64)
             self._vector[group] = wave
 
     def _lanczos(self) -> str:
@@ -220,6 +220,7 @@ class OneSize:
         value = self._layer.norm_below(vector)
         if value > self.lower:
             self.lower, self._vector = value, vector
+            self.work.witness = vector
 
     def _promising_embedding(self) -> str:
         gap = self.upper / self.repetition - self.lower

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from torch import Tensor
+
 from gramcert.enclosure import Step
 
 Progress = Callable[[str, float], None]
@@ -33,6 +35,7 @@ class Work:
         self.max_bytes = max_bytes
         self.max_seconds = max_seconds
         self.steps: list[Step] = []
+        self.witness: Tensor | None = None  # the vector that proved the lower bound, if one did
         self._progress = progress
         self._start = self._step_start = time.perf_counter()
 

@@ -6,21 +6,25 @@ import typer
 
 import gramcert
 from gramcert.cli.attack import attack
+from gramcert.cli.audit import audit
 from gramcert.cli.certify import certify
 from gramcert.cli.compare import compare
 from gramcert.cli.norm import norm
 from gramcert.cli.reproduce import app as reproduce
 from gramcert.cli.train import train
+from gramcert.cli.verify import verify
 
 app = typer.Typer(
     name="gramcert",
-    help="Certified spectral norms of layers, and certified networks.",
+    help="Certified spectral norms of layers, certified constants of models, and certified networks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(norm)
 app.command()(compare)
+app.command()(audit)
+app.command()(verify)
 app.command()(train)
 app.command()(certify)
 app.command()(attack)

@@ -1,8 +1,6 @@
 """Kernels from files. Nothing in a file is ever executed."""
 
-import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gramcert.cli.errors import BadInput
+from gramcert.weights_file import BadFile, read_safetensors, read_torch
 
 # Names listed in an error before the rest is only counted.
 LISTED = 12
@@ -73,7 +72,7 @@ def read_kernel(path: Path, key: str | None = None) -> StoredKernel:
         content = reader(path)
         name, tensor = _choose(content, key) if isinstance(content, dict) else (None, _only(content, key))
         kernel = _as_float(tensor)
-    except BadInput as error:
+    except (BadInput, BadFile) as error:
         raise BadInput(f"{path}: {error}") from None
     except Exception as error:  # a damaged or hostile file can make a parser raise anything
         raise BadInput(f"{path}: cannot be read ({type(error).__name__}: {_first_line(error)})") from error
@@ -97,48 +96,12 @@ def _read_npy(path: Path) -> Tensor:
         raise BadInput(f"expected real numbers, got an array of {array.dtype}") from None
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors.torch import load_file
-    except ModuleNotFoundError:
-        raise BadInput("reading it needs the extra: pip install 'gramcert[safetensors]'") from None
-    tensors: dict[str, Tensor] = load_file(path)
-    return tensors
-
-
-def _read_torch(path: Path) -> Tensor | dict[str, Tensor]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about archives that are refused anyway
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # torch's own message advises to switch the protection off.
-        wanted = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it asks to run {wanted[1]}, which was not done" if wanted else "it is damaged or not weights alone"
-        raise BadInput(f"torch refused to load it as weights: {reason}") from error
-    if isinstance(content, Tensor):
-        return content
-    tensors = dict(_named_tensors(content, ""))
-    if not tensors:
-        raise BadInput(f"expected a tensor or a state dict, got {type(content).__name__} without tensors")
-    return tensors
-
-
-def _named_tensors(content: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of nested dictionaries, their names joined by dots."""
-    if isinstance(content, Tensor):
-        yield prefix, content
-    elif isinstance(content, dict):
-        for name, value in content.items():
-            yield from _named_tensors(value, f"{prefix}.{name}" if prefix else str(name))
-
-
 _READERS: dict[str, Callable[[Path], Tensor | dict[str, Tensor]]] = {
     ".npy": _read_npy,
-    ".safetensors": _read_safetensors,
-    ".pt": _read_torch,
-    ".pth": _read_torch,
-    ".th": _read_torch,
+    ".safetensors": read_safetensors,
+    ".pt": read_torch,
+    ".pth": read_torch,
+    ".th": read_torch,
 }
 
 

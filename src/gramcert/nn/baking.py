@@ -58,6 +58,11 @@ def frozen(call: str, model: nn.Module) -> nn.Module:
     return _replaced(_copied(call, model), lambda module: module, {})
 
 
+def plain_copy(call: str, model: nn.Module) -> nn.Module:
+    """What :func:`export` gives, in the mode, training or evaluation, that the model is in."""
+    return _replaced(_copied(call, model), _plain, {})
+
+
 def _copied(call: str, model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)

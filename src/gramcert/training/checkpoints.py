@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -231,6 +232,17 @@ class Trained:
         _load_weights(file, self.model, weights)
 
 
+def is_trained(path: Path) -> bool:
+    """Whether a folder or file is what ``gramcert train`` wrote, by its own words."""
+    file = path / MODEL if path.is_dir() else path
+    if file.suffix != ".safetensors" or not file.is_file() or find_spec("safetensors") is None:
+        return False
+    try:
+        return _metadata(file).get("format") == _FORMAT
+    except ValueError:
+        return False
+
+
 def _require_same(file: Path, wanted: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
     """The same names, shapes and types; a weight of another type would be rounded, and not be what was trained."""
     if weights.keys() - wanted.keys():
@@ -255,10 +267,21 @@ def _load_weights(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> N
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with _opened(path) as file:
+        return file.metadata() or {}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            yield file
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: cannot be read as safetensors ({error})") from None

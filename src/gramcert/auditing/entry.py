@@ -1,0 +1,113 @@
+"""``audit``: from a model to its certified constant."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from gramcert.arguments import axis_sizes
+from gramcert.auditing.cache import Cache
+from gramcert.auditing.certificate import certificate
+from gramcert.auditing.following import Follower, Plan
+from gramcert.auditing.graph import Graph, Nonlinear
+from gramcert.auditing.measuring import Measured, Measurement
+from gramcert.auditing.reading import Source
+from gramcert.auditing.result import Audit, Profile
+from gramcert.auditing.running import Report, measure_all
+from gramcert.rounding import ASSUMPTIONS
+
+ABOUT = (
+    "the constant is that of the model as a function of real numbers with the weights as stored; the rounding of its "
+    "evaluation in floating point is not in it",
+    "it bounds ‖f(x) - f(y)‖ by L·‖x - y‖ in the l2 norm for all x and y of this shape, not only for images",
+)
+SOFTPLUS = (
+    "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold of 20 changes values by "
+    "less than 3e-9 and counts as rounding"
+)
+
+
+def audit(
+    model: nn.Module | str | Path,
+    input_shape: Sequence[int],
+    *,
+    tol: float = 1e-3,
+    architecture: str | None = None,
+    prefix: str | None = None,
+    jobs: int = 1,
+    cache: str | Path | None = None,
+    max_seconds: float | None = None,
+    report: Report | None = None,
+) -> Audit:
+    """Certified l2 Lipschitz constant of a whole model, and where it comes from.
+
+    Linear maps are measured by :func:`gramcert.spectral_norm` at their actual sizes, batch normalisation and other
+    linear neighbours folded into them; everything else has a rule with its exact constant. A node without a rule makes
+    the constant infinite and is named in ``reasons``: it never counts as 1.
+
+    Args:
+        model: a module, or a file: ``.pt2`` of torch.export, ONNX, or weights of a named architecture. Nothing in a
+            file is executed.
+        input_shape: of one example, without the batch.
+        tol: relative width to reach for each measured norm.
+        architecture: of a file that holds weights alone; see :mod:`gramcert.auditing.architectures`.
+        prefix: of the names of the weights to be used, where a file holds several networks.
+        jobs: processes to measure in.
+        cache: folder of measurements, which makes the next audit of the same weights instant; ``None`` keeps nothing.
+        max_seconds: per measurement; what was proved until then holds.
+        report: told how many measurements are made, of how many, and what is measured now.
+
+    Example:
+        >>> import torch, gramcert
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> result = gramcert.audit(model, (4,))
+        >>> one, two = (torch.linalg.matrix_norm(model[i].weight.double(), 2) for i in (0, 2))
+        >>> bool(one * two <= result.upper <= 1.003 * one * two)
+        True
+        >>> gramcert.audit(torch.nn.Sequential(torch.nn.Hardshrink()), (4,)).reasons
+        ('0: hardshrink: it jumps',)
+    """
+    start = time.perf_counter()
+    call = "audit"
+    shape = axis_sizes(call, "input_shape", tuple(input_shape), len(tuple(input_shape)), what="the model")
+    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 < tol < 1:
+        raise ValueError(f"{call}(tol={tol!r}): expected 0 < tol < 1")
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise ValueError(f"{call}(jobs={jobs!r}): expected a positive int")
+    source = Source.of(call, model, architecture, prefix)
+    plan = Plan.of(source.graph(call, shape).needed())
+    measurements = [step.measurement for step in plan.steps]
+    kept = Cache(None if cache is None else Path(cache))
+    measured = measure_all(measurements, tol, kept, jobs=jobs, max_seconds=max_seconds, report=report)
+
+    def look_up(measurement: Measurement) -> Measured:
+        return measured[measurement.key(tol)]
+
+    follower = Follower(plan, look_up)
+    followed = follower.run()
+    assumptions = (*ABOUT, *ASSUMPTIONS, *([SOFTPLUS] if _uses_softplus(plan.graph) else []))
+    profiles = tuple(
+        Profile(follower.label(step.nodes), found.profile)
+        for step in plan.steps
+        if (found := look_up(step.measurement)).profile
+    )
+    return Audit(
+        upper=followed.upper,
+        reasons=tuple(dict.fromkeys(followed.reasons)),
+        rows=tuple(followed.rows),
+        trivial=followed.trivial,
+        outputs=followed.outputs,
+        model=source.name,
+        input_shape=shape,
+        tol=tol,
+        assumptions=assumptions,
+        seconds=time.perf_counter() - start,
+        profiles=profiles,
+        certificate=certificate(source.name, shape, tol, plan, measured, followed, assumptions),
+    )
+
+
+def _uses_softplus(graph: Graph) -> bool:
+    operations = (node.operation for node in graph.nodes.values())
+    return any(isinstance(operation, Nonlinear) and operation.name in ("softplus", "mish") for operation in operations)

@@ -1,0 +1,325 @@
+r"""Constants along the graph: what has to be measured, and what follows from the measurements.
+
+For each value, L is a certified constant from the input of the model to it. A value that is a chain of linear maps of
+another has L(value) <= L(other)·Π‖stage‖, the stages put together by :mod:`~gramcert.auditing.composing`; a sum has
+ΣL by the triangle inequality; values side by side, or their maxima, √ΣL²; and x - Vᵀφ(Wx + b) has L(x) times the
+constant of its theorem, for which W and V need not be measured.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gramcert.auditing.composing import Stage, composed
+from gramcert.auditing.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
+from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap
+from gramcert.auditing.measuring import Measured, Measurement, Norm, ResidualLayer
+from gramcert.auditing.result import Row
+from gramcert.geometry.convolution import Convolution
+from gramcert.nn.guarantee import times
+from gramcert.rounding import root_up, up
+
+Measure = Callable[[Measurement], Measured]
+
+# Below this a constant is so near to 1 that shares of its logarithm say nothing.
+NO_SHARES = 1e-6
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one value follows from another by one measurement."""
+
+    measurement: Measurement
+    nodes: tuple[str, ...]
+
+
+@dataclass
+class Plan:
+    """What has to be known of each value that is needed, in the order of the graph.
+
+    Attributes:
+        chains: for a value, where it comes from and the steps from there.
+        residuals: sums that the theorem of the residual layer is about: x, and the step.
+    """
+
+    graph: Graph
+    chains: dict[str, tuple[str, list[Step]]] = field(default_factory=dict)
+    residuals: dict[str, tuple[str, Step]] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, graph: Graph) -> "Plan":
+        """From the outputs back to the input, so that nothing is measured in vain."""
+        plan = cls(graph)
+        wanted, known = list(graph.outputs.values()), set()
+        while wanted:
+            name = wanted.pop()
+            if name not in known:
+                known.add(name)
+                wanted += plan._require(name)
+        plan.order = [name for name in graph.nodes if name in known]
+        return plan
+
+    @property
+    def steps(self) -> list[Step]:
+        """All of them, in the order of the graph."""
+        found = []
+        for name in self.order:
+            if name in self.chains:
+                found += self.chains[name][1]
+            elif name in self.residuals:
+                found.append(self.residuals[name][1])
+        return found
+
+    def _require(self, name: str) -> list[str]:
+        """Plan one value, and say which others it needs."""
+        node = self.graph.nodes[name]
+        if isinstance(node.operation, LinearMap):
+            origin, stages = self._chain(node)
+            self.chains[name] = origin.name, [Step(Norm(stage.map), stage.nodes) for stage in composed(stages)]
+            return [origin.name]
+        if isinstance(node.operation, Sum):
+            found = self._residual(node)
+            if found is not None:
+                self.residuals[name] = found
+                return [found[0]]
+        return list(node.inputs)
+
+    def _chain(self, node: Node, stop: str | None = None) -> tuple[Node, list[Stage]]:
+        """The linear maps that lead to a value, and the value that they start from."""
+        stages = []
+        while isinstance(node.operation, LinearMap) and node.name != stop:
+            stages.append(Stage(node.operation, (node.name,)))
+            node = self.graph.nodes[node.inputs[0]]
+        return node, stages[::-1]
+
+    def _residual(self, node: Node) -> tuple[str, Step] | None:
+        """Recognise x ± Vᵀφ(Wx + b)."""
+        assert isinstance(node.operation, Sum)
+        if len(node.inputs) != 2:
+            return None
+        for position in (0, 1):
+            x, branch = node.inputs[position], node.inputs[1 - position]
+            if node.operation.signs[position] != 1:
+                continue
+            found = self._theorem(x, self.graph.nodes[branch], node.operation.signs[1 - position])
+            if found is not None:
+                measurement, nodes = found
+                return x, Step(measurement, (*nodes, node.name))
+        return None
+
+    def _theorem(self, x: str, branch: Node, sign: int) -> tuple[ResidualLayer, tuple[str, ...]] | None:
+        phi, outer = self._chain(branch)
+        if not isinstance(phi.operation, Nonlinear) or phi.operation.slopes is None:
+            return None
+        if phi.operation.slopes[0] < 0 or phi.operation.slopes[1] > 1:
+            return None
+        origin, inner = self._chain(self.graph.nodes[phi.inputs[0]], x)
+        if origin.name != x:
+            return None
+        inner, outer = (composed(stages) for stages in (inner, outer))
+        if len(inner) != 1 or len(outer) != 1:
+            return None
+        measurement = _residual_layer(inner[0].map, outer[0].map, sign)
+        if measurement is None or not measurement.fits:
+            return None
+        return measurement, (*inner[0].nodes, phi.name, *outer[0].nodes)
+
+
+def _residual_layer(inner: LinearMap, outer: LinearMap, sign: int) -> ResidualLayer | None:
+    """W and V as one layer, if V has the geometry of Wᵀ and no rounding is hidden in either."""
+    if inner.error or outer.error or inner.source != outer.target:
+        return None
+    if isinstance(inner, AxisMatrix) and isinstance(outer, AxisMatrix) and inner.axis == outer.axis:
+        layer = Convolution(inner.matrix[:, :, None])
+        return ResidualLayer(layer, -sign * outer.matrix.T[:, :, None], None)
+    if not isinstance(inner, Convolve) or not isinstance(outer, Convolve):
+        return None
+    one, two = inner.layer, outer.layer
+    geometry = (one.stride, one.dilation, one.groups, one.padding, one.kernel.shape)
+    same = geometry == (two.stride, two.dilation, two.groups, two.padding, two.kernel.shape)
+    plain = set(one.stride) | set(one.dilation) | {one.groups} == {1} and one.padding_mode == "zeros"
+    adjoint = two.transposed and not one.transposed and not any(two.output_padding)
+    if not (same and plain and adjoint):
+        return None
+    return ResidualLayer(one, -sign * two.kernel, inner.input_size)
+
+
+@dataclass
+class Followed:
+    """Constants of all values that were needed, and the rows that they are made of."""
+
+    constants: dict[str, float]
+    rows: list[Row]
+    reasons: list[str]
+    trivial: dict[str, int]
+    upper: float
+    outputs: dict[str, float]
+
+
+class Follower:
+    """Goes through a plan with the measurements."""
+
+    def __init__(self, plan: Plan, measure: Measure) -> None:
+        self.plan, self.graph, self.measure = plan, plan.graph, measure
+        self.constants: dict[str, float] = {}
+        self.rows: list[Row] = []
+        self.reasons: list[str] = []
+        self.trivial: dict[str, int] = {}
+        self._before: dict[str, tuple[str, list[tuple[int, float]]]] = {}  # on the path that dominates a value
+
+    def run(self) -> Followed:
+        """All values in the order of the graph, then the outputs together."""
+        for name in self.plan.order:
+            self._follow(self.graph.nodes[name])
+        outputs = {name: self.constants[value] for name, value in self.graph.outputs.items()}
+        upper = self._together(list(outputs.values()))
+        largest = max(self.graph.outputs.values(), key=lambda value: self.constants[value])
+        factors = self._path(largest)
+        if len(outputs) > 1:
+            ratio = _ratio(upper, self.constants[largest])
+            self._row("all outputs", "joint", "", ratio, upper, method="root of the sum of squares")
+            factors.append((len(self.rows) - 1, ratio))
+        self._share(factors, upper)
+        return Followed(self.constants, self.rows, self.reasons, self.trivial, upper, outputs)
+
+    def _follow(self, node: Node) -> None:
+        operation, name = node.operation, node.name
+        if isinstance(operation, Input):
+            self.constants[name] = 1.0
+        elif name in self.plan.residuals:
+            x, step = self.plan.residuals[name]
+            self._measured(name, x, [step])
+        elif name in self.plan.chains:
+            self._measured(name, *self.plan.chains[name])
+        elif isinstance(operation, Nonlinear):
+            self._nonlinear(node, operation)
+        elif isinstance(operation, Unbounded):
+            if all(math.isfinite(self.constants[value]) for value in node.inputs):
+                self.reasons.append(f"{node.label or name}: {operation.reason}")
+                self._row(node.label, "unbounded", "", math.inf, math.inf, notes=(operation.reason,))
+            self.constants[name] = math.inf
+        elif isinstance(operation, (Sum, Joint)):
+            self._joined(node)
+
+    def _measured(self, name: str, origin: str, steps: list[Step]) -> None:
+        constant, factors = self.constants[origin], []
+        for step in steps:
+            found = self.measure(step.measurement)
+            if isinstance(step.measurement, Norm) and step.measurement.map.is_part:
+                self._count(step.measurement.kind)
+                continue
+            constant = times(constant, found.upper)
+            self._row(
+                self.label(step.nodes),
+                step.measurement.kind,
+                step.measurement.geometry,
+                found.upper,
+                constant,
+                lower=found.lower,
+                seconds=found.seconds,
+                method=found.method,
+                notes=found.notes,
+                cached=found.cached,
+            )
+            factors.append((len(self.rows) - 1, found.upper))
+        self.constants[name], self._before[name] = constant, (origin, factors)
+
+    def _nonlinear(self, node: Node, operation: Nonlinear) -> None:
+        before = self.constants[node.inputs[0]]
+        constant = times(before, operation.constant)
+        factors = []
+        if operation.constant == 1:
+            self._count(operation.name)
+        else:
+            self._row(node.label, operation.name, "", operation.constant, constant, method=operation.why)
+            factors.append((len(self.rows) - 1, operation.constant))
+        self.constants[node.name], self._before[node.name] = constant, (node.inputs[0], factors)
+
+    def _joined(self, node: Node) -> None:
+        parts = [self.constants[value] for value in node.inputs]
+        if isinstance(node.operation, Sum):
+            constant, name, note = _sum_up(parts), "sum", f"sum of {' + '.join(_short(parts))}"
+        else:
+            assert isinstance(node.operation, Joint)
+            constant, name = self._together(parts), node.operation.name
+            note = f"√({' + '.join(f'{part}²' for part in _short(parts))})"
+        largest = max(node.inputs, key=lambda value: self.constants[value])
+        ratio = _ratio(constant, self.constants[largest])
+        method = "triangle inequality" if isinstance(node.operation, Sum) else "root of the sum of squares"
+        self._row(node.label, name, note, ratio, constant, method=method)
+        self.constants[node.name], self._before[node.name] = constant, (largest, [(len(self.rows) - 1, ratio)])
+
+    def _together(self, constants: list[float]) -> float:
+        """√ΣL²."""
+        if len(constants) == 1:
+            return constants[0]
+        total = 0.0
+        for constant in constants:
+            total = up(total + up(constant * constant)) if constant else total
+        return root_up(total) if math.isfinite(total) else math.inf
+
+    def _path(self, name: str) -> list[tuple[int, float]]:
+        """The rows of the path that dominates a value, and their factors."""
+        factors: list[tuple[int, float]] = []
+        while name in self._before:
+            name, rows = self._before[name]
+            factors += rows
+        return factors
+
+    def _share(self, factors: list[tuple[int, float]], upper: float) -> None:
+        """Each row's part of log L."""
+        if not 0 < upper < math.inf or abs(math.log(upper)) < NO_SHARES:
+            return
+        total = sum(math.log(factor) for _, factor in factors)
+        for row, factor in factors:
+            share = math.log(factor) / total if total else None
+            self.rows[row] = dataclasses.replace(self.rows[row], share=share)
+
+    def label(self, nodes: tuple[str, ...]) -> str:
+        """Names for people, each once, without those of reshaping; of many only the module that they are in."""
+        found = [self.graph.nodes[name] for name in nodes]
+        shown = [node for node in found if not (isinstance(node.operation, LinearMap) and node.operation.is_isometry)]
+        names = list(dict.fromkeys(node.label for node in shown or found))
+        parents = {name.rpartition(".")[0] for name in names if "." in name}
+        if len(names) > 2 and len(parents) == 1:
+            return parents.pop()
+        return " + ".join(names)
+
+    def _count(self, kind: str) -> None:
+        self.trivial[kind] = self.trivial.get(kind, 0) + 1
+
+    def _row(
+        self,
+        name: str,
+        kind: str,
+        geometry: str,
+        upper: float,
+        constant: float,
+        *,
+        lower: float | None = None,
+        seconds: float = 0.0,
+        method: str = "",
+        notes: tuple[str, ...] = (),
+        cached: bool = False,
+    ) -> None:
+        self.rows.append(Row(name, kind, geometry, lower, upper, constant, None, seconds, method, tuple(notes), cached))
+
+
+def _sum_up(parts: list[float]) -> float:
+    """Upper bound of a sum, exact where it is not rounded."""
+    total = 0.0
+    for part in parts:
+        new = total + part
+        # These differences are the two parts exactly if and only if the sum was not rounded.
+        total = new if new - total == part and new - part == total else up(new)
+    return total
+
+
+def _ratio(constant: float, largest: float) -> float:
+    return up(constant / largest) if 0 < largest < math.inf and constant != largest else 1.0
+
+
+def _short(values: list[float]) -> list[str]:
+    return [f"{value:.4g}" for value in values]

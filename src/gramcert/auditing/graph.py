@@ -1,0 +1,220 @@
+"""The one internal graph: what each node of a model does, whether it came from torch.export or from ONNX."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gramcert.auditing.linear import LinearMap, Move, Scale, Shape
+from gramcert.auditing.program import BadModel
+from gramcert.geometry.padding import PaddingMode, Pairs
+
+Moving = Callable[[Tensor], Tensor]
+PaddingOf = tuple[PaddingMode, Pairs] | None
+
+# Entries of a tensor that may be followed place by place, and of constants that may be computed.
+MOST_ENTRIES = 2**27
+
+
+@dataclass(frozen=True)
+class Input:
+    """What the model is given."""
+
+
+@dataclass(frozen=True)
+class Nonlinear:
+    """A function of one tensor with a known constant.
+
+    Attributes:
+        constant: certified Lipschitz constant on all reals.
+        name: such as ``relu``.
+        slopes: between which its slopes lie, if it acts on each entry alone.
+        why: how the constant is known.
+    """
+
+    constant: float
+    name: str
+    slopes: tuple[float, float] | None = None
+    why: str = "closed form"
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The sum of its inputs with signs, shapes equal."""
+
+    signs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Values side by side, or their larger or smaller ones: no further from each other than its inputs together."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Unbounded:
+    """Nothing is known of it, or it has no constant, for a reason."""
+
+    reason: str
+
+
+Operation = Input | LinearMap | Nonlinear | Sum | Joint | Unbounded
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value of a model.
+
+    Attributes:
+        name: unique.
+        label: for people.
+        source: the operator in the file.
+        operation: what it does.
+        inputs: names of the nodes it acts on.
+        shape: of its value.
+        digest: of everything constant that it was made with, biases included.
+    """
+
+    name: str
+    label: str
+    source: str
+    operation: Operation
+    inputs: tuple[str, ...]
+    shape: Shape
+    digest: str
+
+
+@dataclass
+class Graph:
+    """Nodes in the order of their execution; each name once."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    constant_outputs: list[str] = field(default_factory=list)
+
+    def needed(self) -> "Graph":
+        """Without the nodes that no output depends on."""
+        wanted = set(self.outputs.values())
+        for node in reversed(self.nodes.values()):
+            if node.name in wanted:
+                wanted.update(node.inputs)
+        nodes = {name: node for name, node in self.nodes.items() if name in wanted or isinstance(node.operation, Input)}
+        return Graph(nodes, self.outputs, self.constant_outputs)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A value that depends on the input of the model."""
+
+    name: str
+    shape: Shape
+
+    @property
+    def dim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+
+class Builder:
+    """Appends nodes to a graph. Operations that the file asks for are told by :meth:`at`, for names and digests."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self._label, self._source, self._constants = "", "", hashlib.sha256()
+        self._moved = 0  # entries of all moves so far
+
+    def at(self, label: str, source: str, constants: Iterable[object]) -> None:
+        """The nodes that follow are made for this node of the file, with these constants."""
+        self._label, self._source = label, source
+        self._constants = hashlib.sha256(source.encode())
+        for value in constants:
+            self._constants.update(_fingerprint(value))
+
+    def input(self, name: str, shape: Shape) -> Variable:
+        """What the model is given."""
+        self.at(name, "input", [])
+        return self._add(Input(), (), shape)
+
+    def linear(self, x: Variable, linear: LinearMap) -> Variable:
+        """A linear map of a value; what only gives it the same shape again is left out."""
+        if linear.source != x.shape:
+            raise BadModel(f"{self._label}: expected shape {linear.source}, got {x.shape}")
+        return self._add(linear, (x,), linear.target)
+
+    def same(self, x: Variable) -> Variable:
+        """The value itself, with its own name and digest: biases, dropout in evaluation mode."""
+        return self._add(Scale(x.shape, torch.ones((), dtype=torch.float64)), (x,), x.shape)
+
+    def scaled(self, x: Variable, factors: Tensor | float, distance: float = 0.0) -> Variable:
+        """Times constants, broadcast to its shape."""
+        values = torch.as_tensor(factors, dtype=torch.float64)
+        shape = tuple(torch.broadcast_shapes(x.shape, values.shape))
+        x = x if shape == x.shape else self.moved(x, lambda places: places.expand(shape), "expand")
+        return self.linear(x, Scale(shape, values, distance))
+
+    def moved(self, x: Variable, move: Moving, name: str = "reshape", padding: PaddingOf = None) -> Variable:
+        """Entries moved by a function that acts on a tensor of places (1 + index; 0 stands for a constant)."""
+        count = torch.Size(x.shape).numel()
+        if count > MOST_ENTRIES:
+            return self.unbounded((x,), x.shape, f"too large to be followed: {count} entries")
+        places = move(torch.arange(1, count + 1).reshape(x.shape))
+        self._moved += places.numel()
+        if self._moved > MOST_ENTRIES:
+            return self.unbounded((x,), tuple(places.shape), f"too large to be followed: {self._moved} entries in all")
+        return self.linear(x, Move(x.shape, places.contiguous(), padding, name))
+
+    def nonlinear(self, x: Variable, operation: Nonlinear, shape: Shape | None = None) -> Variable:
+        """A function with a known constant; elementwise unless another shape is given."""
+        return self._add(operation, (x,), x.shape if shape is None else shape)
+
+    def sum(self, terms: list[tuple[Variable, int]]) -> Variable:
+        """Values with signs, broadcast to one shape."""
+        shape = tuple(torch.broadcast_shapes(*(x.shape for x, _ in terms)))
+        spread = [
+            x if x.shape == shape else self.moved(x, lambda places: places.expand(shape), "expand") for x, _ in terms
+        ]
+        return self._add(Sum(tuple(sign for _, sign in terms)), tuple(spread), shape)
+
+    def joint(self, parts: list[Variable], name: str, shape: Shape) -> Variable:
+        """Values side by side, their maximum or minimum."""
+        return self._add(Joint(name), tuple(parts), shape)
+
+    def unbounded(self, inputs: tuple[Variable, ...], shape: Shape, reason: str) -> Variable:
+        """A value without a constant."""
+        return self._add(Unbounded(reason), inputs, shape)
+
+    def node(self, x: Variable) -> Node:
+        """What made a value."""
+        return self.graph.nodes[x.name]
+
+    def output(self, name: str, x: object) -> None:
+        """One of the results; constants are only noted."""
+        if isinstance(x, Variable):
+            self.graph.outputs[name] = x.name
+        else:
+            self.graph.constant_outputs.append(name)
+
+    def _add(self, operation: Operation, inputs: tuple[Variable, ...], shape: Shape) -> Variable:
+        name = f"{len(self.graph.nodes)}"
+        self.graph.nodes[name] = Node(
+            name,
+            self._label,
+            self._source,
+            operation,
+            tuple(x.name for x in inputs),
+            tuple(shape),
+            self._constants.hexdigest(),
+        )
+        return Variable(name, tuple(shape))
+
+
+def _fingerprint(value: object) -> bytes:
+    """Constants to the last bit; lists and numbers by their text."""
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
+        raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        return repr((str(value.dtype), tuple(value.shape))).encode() + raw
+    return repr(value).encode()

@@ -1,0 +1,439 @@
+r"""Linear maps between tensors of fixed shapes: moving entries, scaling them, a matrix along one axis, a convolution.
+
+Each holds its numbers in float64 and knows how far, in operator norm, rounding may have moved them from the true map:
+``error``. Maps are made by composing others, and if A + ΔA and B + ΔB are composed to C = fl(AB), with sums of n
+products,
+
+    ‖C - (A + ΔA)(B + ΔB)‖ <= γ_n·‖|A|‖·‖|B|‖ + ‖ΔA‖·‖B‖ + ‖A‖·‖ΔB‖ + ‖ΔA‖·‖ΔB‖,
+
+for which ``size`` bounds ‖|A|‖, the norm of the map with the absolute values, and with it ‖A‖.
+"""
+
+import abc
+import functools
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gramcert.certified.gram_symbol import crude_norm
+from gramcert.certified.tapwise import dense_matrix
+from gramcert.geometry.axis import Axis, layer_axes
+from gramcert.geometry.convolution import Convolution
+from gramcert.geometry.padding import PaddingMode, Pairs
+from gramcert.rounding import absolute_sums, down, gamma, norm_up, root_up, total_up, underflow, up
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap(abc.ABC):
+    """From tensors of shape ``source`` to those of shape ``target``."""
+
+    source: Shape
+
+    @property
+    @abc.abstractmethod
+    def target(self) -> Shape:
+        """Shape of the result."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> float:
+        """Upper bound of the norm of the map with the absolute values of its numbers."""
+
+    @property
+    @abc.abstractmethod
+    def terms(self) -> int:
+        """At least the number of products that are summed in one entry of the result, or of its adjoint."""
+
+    @abc.abstractmethod
+    def dense(self) -> Tensor:
+        """Its matrix on flattened tensors, float64, the stored numbers exactly."""
+
+    @property
+    @abc.abstractmethod
+    def geometry(self) -> str:
+        """For people."""
+
+    @property
+    def kind(self) -> str:
+        """For people."""
+        return type(self).__name__.lower()
+
+    @property
+    def error(self) -> float:
+        """Upper bound of the distance from the true map."""
+        return 0.0
+
+    @property
+    def is_isometry(self) -> bool:
+        """Whether it only gives the entries other places."""
+        return False
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it has at most norm 1 by its nature: no entry occurs twice."""
+        return False
+
+    def digest(self) -> str:
+        """What it is, to the last bit."""
+        sha = hashlib.sha256(repr((type(self).__name__, self.source, self.target, self.error)).encode())
+        for part in self._parts():
+            sha.update(part)
+        return sha.hexdigest()
+
+    @abc.abstractmethod
+    def _parts(self) -> list[bytes]:
+        """Everything that distinguishes it from others of its class and shapes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Move(LinearMap):
+    """Each entry of the result is an entry of the source, or 0: reshaping, slicing, padding, repeating, shuffling.
+
+    Its norm is √m, m how often the most repeated entry occurs: it sends the unit vectors to orthogonal ones.
+
+    Attributes:
+        index: for each place of the result 1 + the place in the flattened source, or 0.
+        padding: how the trailing axes were padded, if that is all it does.
+        name: what people call it.
+    """
+
+    index: Tensor
+    padding: tuple[PaddingMode, Pairs] | None = None
+    name: str = "reshape"
+
+    @property
+    def target(self) -> Shape:
+        """Shape of the result."""
+        return tuple(self.index.shape)
+
+    @functools.cached_property
+    def repetition(self) -> int:
+        """How often the most repeated entry occurs."""
+        if not self.index.numel():
+            return 0
+        counts = torch.bincount(self.index.flatten(), minlength=2)
+        return int(counts[1:].max())
+
+    @property
+    def size(self) -> float:
+        """√m."""
+        root = math.isqrt(self.repetition)
+        return float(root) if root * root == self.repetition else root_up(self.repetition)
+
+    @property
+    def terms(self) -> int:
+        """Sums only occur in the adjoint."""
+        return self.repetition + 1
+
+    @functools.cached_property
+    def is_isometry(self) -> bool:
+        """Whether every entry of the source occurs exactly once, and nothing else."""
+        places = math.prod(self.source)
+        return self.index.numel() == places and self.repetition == 1 and bool((self.index > 0).all())
+
+    @property
+    def is_part(self) -> bool:
+        """Slices, padding by zeros, and all that keeps or drops entries."""
+        return self.repetition <= 1
+
+    @functools.cached_property
+    def is_view(self) -> bool:
+        """Whether the entries stay in their order, all of them."""
+        flat = self.index.flatten()
+        return len(flat) == math.prod(self.source) and bool((flat == torch.arange(1, len(flat) + 1)).all())
+
+    def dense(self) -> Tensor:
+        """A matrix of zeros and ones."""
+        matrix = torch.zeros(self.index.numel(), math.prod(self.source) + 1, dtype=torch.float64)
+        matrix[torch.arange(self.index.numel()), self.index.flatten()] = 1
+        return matrix[:, 1:]
+
+    def then(self, second: "Move") -> "Move":
+        """This one first, then the second."""
+        flat = torch.cat([torch.zeros(1, dtype=torch.int64), self.index.flatten()])
+        same = self.is_view and self.source == self.target
+        name = second.name if self.is_view else self.name if second.is_view else f"{self.name}, {second.name}"
+        return Move(self.source, flat[second.index], second.padding if same else None, name)
+
+    @property
+    def kind(self) -> str:
+        """Such as ``pad``."""
+        return self.name
+
+    @property
+    def geometry(self) -> str:
+        """Shapes, and how often entries repeat."""
+        repeated = f", entries up to {self.repetition} times" if self.repetition > 1 else ""
+        return f"{shown(self.source)} → {shown(self.target)}{repeated}"
+
+    def _parts(self) -> list[bytes]:
+        return [self.index.contiguous().numpy().tobytes()]
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(LinearMap):
+    """Each entry times a number: batch normalisation in evaluation mode, products with constants.
+
+    Attributes:
+        factors: float64, broadcast to the source.
+        distance: of the factors from the true ones, in absolute value.
+    """
+
+    factors: Tensor
+    distance: float = 0.0
+
+    @property
+    def target(self) -> Shape:
+        """Shape of the result."""
+        return self.source
+
+    @property
+    def error(self) -> float:
+        """As far as any factor."""
+        return self.distance
+
+    @functools.cached_property
+    def size(self) -> float:
+        """The largest factor."""
+        return float(self.factors.abs().max())
+
+    @property
+    def terms(self) -> int:
+        """One product."""
+        return 1
+
+    def dense(self) -> Tensor:
+        """A diagonal matrix."""
+        return torch.diag(self.factors.expand(self.source).flatten())
+
+    def along(self, axis: int) -> Tensor | None:
+        """The factors as a vector along one axis, if they are the same along all others."""
+        factors = self.factors.reshape((1,) * (len(self.source) - self.factors.dim()) + tuple(self.factors.shape))
+        if any(size != 1 for dim, size in enumerate(factors.shape) if dim != axis):
+            return None
+        return factors.flatten().expand(self.source[axis])
+
+    @property
+    def geometry(self) -> str:
+        """How many factors."""
+        count = self.factors.numel()
+        return f"{count} factor{'s' * (count > 1)}, {shown(self.source)}"
+
+    def _parts(self) -> list[bytes]:
+        return [repr(tuple(self.factors.shape)).encode(), _bytes(self.factors)]
+
+
+@dataclass(frozen=True, eq=False)
+class AxisMatrix(LinearMap):
+    """A matrix (outputs, inputs) along one axis: linear layers, means, pooling and interpolation axis by axis.
+
+    Attributes:
+        matrix: float64.
+        axis: which, counted from the first.
+        distance: of the matrix from the true one, in operator norm.
+        name: what people call it.
+    """
+
+    matrix: Tensor
+    axis: int
+    distance: float = 0.0
+    name: str = "matrix"
+
+    @property
+    def target(self) -> Shape:
+        """Shape of the result."""
+        return (*self.source[: self.axis], self.matrix.shape[0], *self.source[self.axis + 1 :])
+
+    @property
+    def error(self) -> float:
+        """That of the matrix."""
+        return self.distance
+
+    @functools.cached_property
+    def size(self) -> float:
+        """√(‖·‖₁‖·‖_∞), or the Frobenius norm."""
+        rows, columns = absolute_sums(self.matrix)
+        return min(root_up(up(rows * columns)), norm_up(self.matrix))
+
+    @property
+    def terms(self) -> int:
+        """The longer side."""
+        return max(self.matrix.shape)
+
+    def dense(self) -> Tensor:
+        """Blocks of it."""
+        before, after = math.prod(self.source[: self.axis]), math.prod(self.source[self.axis + 1 :])
+        return torch.kron(_eye(before), torch.kron(self.matrix.contiguous(), _eye(after)))
+
+    @functools.cached_property
+    def disjoint_norm(self) -> tuple[float, float] | None:
+        """Bounds of the norm where rows or columns share no place: the largest of their lengths."""
+        used = self.matrix != 0
+        for lines, others in ((self.matrix, used.sum(0)), (self.matrix.T, used.sum(1))):
+            if not len(others) or int(others.max()) <= 1:
+                upper = root_up(total_up(lines.square()))
+                return down(upper * (1 - 4 * gamma(lines.shape[1] + 4))), upper
+        return None
+
+    @property
+    def kind(self) -> str:
+        """Such as ``mean``."""
+        return self.name
+
+    @property
+    def geometry(self) -> str:
+        """Inputs and outputs."""
+        outputs, inputs = self.matrix.shape
+        return f"{inputs} → {outputs}"
+
+    def _parts(self) -> list[bytes]:
+        return [repr((self.axis, tuple(self.matrix.shape))).encode(), _bytes(self.matrix)]
+
+
+@dataclass(frozen=True, eq=False)
+class Convolve(LinearMap):
+    """A convolution of tensors ([batch,] channels, *sizes).
+
+    Attributes:
+        layer: with a float64 kernel.
+        distance: from the true map, in operator norm.
+    """
+
+    layer: Convolution
+    distance: float = 0.0
+    axes: tuple[Axis, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", layer_axes(self.layer, self.input_size, "audit"))
+
+    @property
+    def input_size(self) -> Shape:
+        """Spatial size of the source."""
+        return self.source[-self.layer.axes :]
+
+    @property
+    def target(self) -> Shape:
+        """Shape of the result."""
+        batch = self.source[: -self.layer.axes - 1]
+        return (*batch, self.layer.out_channels, *self.layer.output_size(self.input_size, call="audit"))
+
+    @property
+    def error(self) -> float:
+        """Given."""
+        return self.distance
+
+    @functools.cached_property
+    def size(self) -> float:
+        """The crude bound of the kernel, times the norm of the padding map."""
+        kernels = self.layer.kernel.reshape(self.layer.groups, -1, *self.layer.kernel.shape[1:])
+        repetition = math.prod(axis.repetition for axis in self.axes)
+        crude = max(crude_norm(kernel) for kernel in kernels)
+        return up(crude * root_up(repetition)) if repetition > 1 else crude
+
+    @property
+    def terms(self) -> int:
+        """Channels times taps, and repeated pixels."""
+        kernel = self.layer.kernel
+        copies = math.prod(axis.repetition for axis in self.axes)
+        return max(kernel.shape[:2]) * math.prod(kernel.shape[2:]) * copies + len(self.axes) + 1
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it is a matrix along the channels."""
+        layer = self.layer
+        plain = not any(map(any, layer.padding)) and not any(layer.output_padding)
+        return plain and set(layer.kernel_size) | set(layer.stride) == {1}
+
+    def full_kernel(self) -> Tensor:
+        """The kernel (out, in, *taps) of the same layer without groups; of a transposed layer (in, out, *taps)."""
+        kernel, groups = self.layer.kernel, self.layer.groups
+        if groups == 1:
+            return kernel
+        rows, columns = kernel.shape[0] // groups, kernel.shape[1]
+        full = kernel.new_zeros(kernel.shape[0], groups * columns, *kernel.shape[2:])
+        for group in range(groups):
+            block = slice(group * rows, (group + 1) * rows)
+            full[block, group * columns : (group + 1) * columns] = kernel[block]
+        return full
+
+    def dense(self) -> Tensor:
+        """Assembled tap by tap, without any convolution routine."""
+        kernel = self.full_kernel()
+        # A transposed layer is the adjoint of the one with this kernel, whose axes these are.
+        matrix = dense_matrix(kernel, self.axes)
+        matrix = matrix.T if self.layer.transposed else matrix
+        batch = math.prod(self.source[: -self.layer.axes - 1])
+        return matrix if batch == 1 else torch.kron(_eye(batch), matrix)
+
+    @property
+    def kind(self) -> str:
+        """Of which sort."""
+        return "transposed convolution" if self.layer.transposed else "convolution"
+
+    @property
+    def geometry(self) -> str:
+        """Channels, taps, stride, padding, size."""
+        layer = self.layer
+        parts = [f"{layer.in_channels}→{layer.out_channels}", "×".join(map(str, layer.kernel_size))]
+        if set(layer.stride) != {1}:
+            parts.append(f"stride {_same(layer.stride)}")
+        if any(map(any, layer.padding)):
+            pads = {side for pair in layer.padding for side in pair}
+            amount = str(*pads) if len(pads) == 1 else " ".join(f"{a}:{b}" for a, b in layer.padding)
+            mode = "" if layer.padding_mode == "zeros" else f" {layer.padding_mode}"
+            parts.append(f"padding {amount}{mode}")
+        if set(layer.dilation) != {1}:
+            parts.append(f"dilation {_same(layer.dilation)}")
+        if layer.groups > 1:
+            parts.append(f"{layer.groups} groups")
+        return f"{', '.join(parts)}, at {'×'.join(map(str, self.input_size))}"
+
+    def _parts(self) -> list[bytes]:
+        layer = self.layer
+        geometry = (layer.stride, layer.padding, layer.padding_mode, layer.dilation, layer.groups, layer.transposed)
+        return [
+            repr((geometry, layer.output_padding, tuple(layer.kernel.shape))).encode(),
+            _bytes(layer.kernel),
+        ]
+
+
+class Sized(Protocol):
+    """What the error of a composition depends on."""
+
+    @property
+    def size(self) -> float:
+        """See :class:`LinearMap`."""
+
+    @property
+    def error(self) -> float:
+        """See :class:`LinearMap`."""
+
+
+def composed_error(first: Sized, second: Sized, terms: int) -> float:
+    """Bound of the error of a map whose numbers are sums of so many products of those of two others."""
+    rounding = up(up(gamma(terms) * up(first.size * second.size)) + underflow(terms * terms))
+    carried = up(up(second.error * up(first.size + first.error)) + up(second.size * first.error))
+    return up(rounding + carried)
+
+
+def shown(shape: Shape) -> str:
+    """For people: 1×3×32×32."""
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _same(values: Shape) -> str:
+    return str(values[0]) if len(set(values)) == 1 else "×".join(map(str, values))
+
+
+def _eye(size: int) -> Tensor:
+    return torch.eye(size, dtype=torch.float64)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().numpy().tobytes()

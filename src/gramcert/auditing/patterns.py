@@ -1,0 +1,255 @@
+"""Values combined with values: without a constant in general, but some combinations are known functions in disguise.
+
+x·sigmoid(kx) is SiLU, x·(1 + erf(kx)) is GELU, √(mean of x²) a pooling, d/√(mean of d² + ε) a normalisation. Each is
+recognised by the nodes it is made of.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gramcert.auditing import activations
+from gramcert.auditing.graph import Builder, Node, Nonlinear, Unbounded, Variable
+from gramcert.auditing.linear import AxisMatrix, LinearMap, Move, Scale, Shape
+from gramcert.auditing.rules import activation, exact, normalised, times, typed
+from gramcert.rounding import root_up, total_up, up
+
+# The reasons by which these nodes are found again.
+SQUARE = "squares have unbounded slopes"
+SIGN = f"sign: {activations.WITHOUT['sign']}"
+
+
+# What depends on the input, or a constant.
+Value = Variable | Tensor | float
+
+
+class Patterns:
+    """Of one graph."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.b = builder
+        self._shifts: dict[str, float] = {}  # what was added to a value; NaN where it is not one number
+        self._zero_tests: dict[str, str] = {}  # the names of x == 0, and of x
+        self._guarded: dict[str, str] = {}  # those of where(x == 0, 1, x), and of x
+        self._rooted: dict[str, str] = {}  # those of the roots of these, and of x
+        self._lengths: dict[str, tuple[str, int, float]] = {}  # √(mean of n entries of d² + ε): d, n, ε
+
+    def shifted(self, x: Variable, amount: float | None) -> Variable:
+        """A value plus a number, or plus other constants."""
+        result = self.b.same(x)
+        self._shifts[result.name] = math.nan if amount is None else amount
+        return result
+
+    def sum(self, first: Value, second: Value, sign: int, like: torch.dtype) -> Variable:
+        """The sum, or with sign -1 the difference, of two values of which at least one depends on the input."""
+        if isinstance(first, Variable) and isinstance(second, Variable):
+            if sign < 0:
+                known = self.centred(first, second) or self._shrunk(first, second)
+                if known is not None:
+                    return known
+            return self.b.sum([(first, 1), (second, sign)])
+        x, constant = (first, second) if isinstance(first, Variable) else (second, first)
+        assert isinstance(x, Variable)
+        if x is second and sign < 0:
+            x, sign = self.b.scaled(x, -1.0), 1
+        if isinstance(constant, Tensor):
+            x = self._spread(x, constant)
+            exact(constant, "summand")
+            constant = constant.item() if constant.numel() == 1 else math.nan
+        assert not isinstance(constant, Variable)
+        return self.shifted(x, sign * typed(constant, like) if math.isfinite(constant) else None)
+
+    def product(self, first: Value, second: Value, like: torch.dtype) -> Variable:
+        """Of two values of which at least one depends on the input."""
+        if isinstance(first, Variable) and isinstance(second, Variable):
+            return self._product(first, second)
+        x, constant = (first, second) if isinstance(first, Variable) else (second, first)
+        assert isinstance(x, Variable)
+        assert not isinstance(constant, Variable)
+        return times(self.b, x, constant, like)
+
+    def quotient(self, first: Value, second: Value, like: torch.dtype) -> Variable:
+        r"""By a constant, or d/√(mean of d² + ε), a normalisation; other quotients have no constant."""
+        if not isinstance(second, Variable):
+            assert isinstance(first, Variable)
+            return times(self.b, first, second, like, divide=True)
+        shape = tuple(torch.broadcast_shapes(_shape(first), second.shape))
+        if isinstance(first, Variable):
+            found = self._lengths.get(second.name)
+            if found is not None and found[0] == first.name and second.dim == first.dim:
+                return normalised(self.b, first, found[1], found[2], like, "rms norm")
+            if self._is_one_plus_size(second, first):
+                return activation(self.b, first, "softsign")
+            reason = "a quotient of two values that both depend on the input"
+            return self.b.unbounded((first, second), shape, reason)
+        return self.b.unbounded((second,), shape, "a quotient by a value that depends on the input")
+
+    def _spread(self, x: Variable, constant: Tensor) -> Variable:
+        shape = tuple(torch.broadcast_shapes(x.shape, constant.shape))
+        return x if shape == x.shape else self.b.moved(x, lambda places: places.expand(shape), "expand")
+
+    def _product(self, first: Variable, second: Variable) -> Variable:
+        if first.name == second.name:
+            return self.b.unbounded((first,), first.shape, SQUARE)
+        if first.shape == second.shape:
+            for x, gate in ((first, second), (second, first)):
+                found = self._gated(x, gate) or self._signed(x, gate)
+                if found is not None:
+                    return found
+        shape = tuple(torch.broadcast_shapes(first.shape, second.shape))
+        return self.b.unbounded((first, second), shape, "a product of two values that both depend on the input")
+
+    def _gated(self, x: Variable, gate: Variable) -> Variable | None:
+        """c·x·(a + b·g(kx)), k > 0."""
+        origin, factor, shift = self._affine(x)
+        node, scale, offset = self._affine(gate)
+        if shift != 0 or not isinstance(node.operation, Nonlinear):
+            return None
+        name = node.operation.name
+        below = self._node(node.inputs[0])
+        if name == "tanh" and offset == 0 and isinstance(below.operation, Nonlinear):
+            if below.operation.name == "softplus" and below.inputs == (origin.name,) == (x.name,):
+                return self._times(self._known(origin, "mish", activations.MISH), scale)
+            return None
+        inner, stretch, moved = self._affine(self._variable(node.inputs[0]))
+        if inner.name != origin.name or stretch <= 0 or moved != 0:
+            return None
+        if name == "sigmoid" and offset == 0:
+            return self._times(self._known(origin, "silu", activations.SILU), factor * scale)
+        if name == "hardsigmoid" and offset == 0 and stretch == 1:
+            return self._times(self._known(origin, "hardswish", activations.HARDSWISH), factor * scale)
+        if name == "erf" and offset == scale:
+            return self._times(self._known(origin, "gelu", activations.GELU), 2 * factor * scale)
+        return None
+
+    def _signed(self, x: Variable, sign: Variable) -> Variable | None:
+        """sign(u)·|u| = u, also with a ReLU around |u|."""
+        node, below = self.b.node(sign), self.b.node(x)
+        if not isinstance(node.operation, Unbounded) or node.operation.reason != SIGN:
+            return None
+        if isinstance(below.operation, Nonlinear) and below.operation.name == "relu":
+            below = self._node(below.inputs[0])
+        is_size = isinstance(below.operation, Nonlinear) and below.operation.name == "abs"
+        return self._variable(node.inputs[0]) if is_size and below.inputs == node.inputs else None
+
+    def centred(self, x: Variable, mean: Variable) -> Variable | None:
+        """A value minus its mean over some of its axes: an orthogonal projection."""
+        node, moves = self.b.node(mean), []
+        while isinstance(node.operation, Move):  # what brings the mean to the shape of x
+            moves.append(node.operation)
+            node = self._node(node.inputs[0])
+        kept, seen = node.shape, 0
+        while isinstance(node.operation, AxisMatrix) and node.operation.kind == "mean":
+            node, seen = self._node(node.inputs[0]), seen + 1
+        if not seen or node.name != x.name:
+            return None
+        places = torch.arange(1, math.prod(kept) + 1).reshape(kept)
+        index = places
+        for move in reversed(moves):
+            index = torch.cat([index.new_zeros(1), index.flatten()])[move.index]
+        # Each entry has to meet the mean of its own line.
+        if tuple(torch.broadcast_shapes(index.shape, x.shape)) != x.shape:
+            return None
+        if not torch.equal(index.expand(x.shape), places.expand(x.shape)):
+            return None
+        return self.b.nonlinear(x, Nonlinear(1.0, "centring", why="an orthogonal projection"))
+
+    def _shrunk(self, x: Variable, tanh: Variable) -> Variable | None:
+        """The value minus its hyperbolic tangent."""
+        node = self.b.node(tanh)
+        known = isinstance(node.operation, Nonlinear) and node.operation.name == "tanh" and node.inputs == (x.name,)
+        return activation(self.b, x, "tanhshrink") if known else None
+
+    def _is_one_plus_size(self, value: Variable, x: Variable) -> bool:
+        """Whether a value is 1 + |x|."""
+        node, scale, shift = self._affine(value)
+        is_size = isinstance(node.operation, Nonlinear) and node.operation.name == "abs"
+        return is_size and node.inputs == (x.name,) and scale == shift == 1
+
+    def zero_test(self, x: Variable) -> Variable:
+        """Whether each entry is 0."""
+        result = self.b.unbounded((x,), x.shape, "a comparison jumps")
+        self._zero_tests[result.name] = x.name
+        return result
+
+    def guard(self, test: Variable, at_zero: float, otherwise: Variable) -> Variable | None:
+        """where(x == 0, 0, √where(x == 0, c, x)) is √x, written so that its gradient stays finite; ``None`` otherwise.
+
+        The inner choice jumps, and so does its root: both have no constant before the outer one puts 0 in its place.
+        """
+        x = self._zero_tests.get(test.name)
+        if x is None:
+            return None
+        if otherwise.name == x:
+            jumping = self.b.unbounded((otherwise,), otherwise.shape, "a choice jumps")
+            self._guarded[jumping.name] = x
+            return jumping
+        root = self._rooted.get(otherwise.name)
+        return self.root(self._variable(x)) if root == x and at_zero == 0 else None
+
+    def root(self, x: Variable) -> Variable:
+        r"""√(A x² + ε) with A >= 0: each entry is a seminorm of x, so the constant is √‖A‖₁, its largest column sum."""
+        if x.name in self._guarded:
+            jumping = self.b.unbounded((x,), x.shape, "the root of a choice jumps")
+            self._rooted[jumping.name] = self._guarded[x.name]
+            return jumping
+        node, square, count, epsilon = self.b.node(x), 1.0, 1, 0.0
+        while isinstance(node.operation, LinearMap):
+            shift, most = self._shifts.get(node.name, 0.0), _largest_column_sum(node.operation)
+            if most is None or not shift >= 0:
+                return activation(self.b, x, "sqrt")
+            square = up(square * most) if most != 1 else square
+            is_mean = isinstance(node.operation, AxisMatrix) and node.operation.kind == "mean"
+            count = count * self._node(node.inputs[0]).shape[node.operation.axis] if is_mean else count  # type: ignore[attr-defined]
+            plain = is_mean or self._is_shift(node) or (isinstance(node.operation, Move) and node.operation.is_view)
+            epsilon = epsilon + shift if plain else math.nan
+            node = self._node(node.inputs[0])
+        if not isinstance(node.operation, Unbounded) or node.operation.reason != SQUARE:
+            return activation(self.b, x, "sqrt")
+        origin = self._variable(node.inputs[0])
+        constant = root_up(square) if square != 1 else 1.0
+        why = "the root of the largest column sum"
+        result = self.b.nonlinear(origin, Nonlinear(constant, "l2 pool", why=why), x.shape)
+        if epsilon > 0:
+            self._lengths[result.name] = (origin.name, count, epsilon)
+        return result
+
+    def _affine(self, x: Variable) -> tuple[Node, float, float]:
+        """The value of which x is a multiple plus a number."""
+        node, scale, shift = self.b.node(x), 1.0, 0.0
+        while isinstance(node.operation, Scale) and node.operation.factors.numel() == 1:
+            shift += scale * self._shifts.get(node.name, 0.0)
+            scale *= float(node.operation.factors)
+            node = self._node(node.inputs[0])
+        return node, scale, shift
+
+    def _is_shift(self, node: Node) -> bool:
+        return isinstance(node.operation, Scale) and node.operation.factors.numel() == 1 and node.operation.size == 1
+
+    def _known(self, node: Node, name: str, slopes: activations.Slopes) -> Variable:
+        return activation(self.b, self._variable(node.name), name, slopes)
+
+    def _times(self, x: Variable, factor: float) -> Variable:
+        return x if factor == 1 else self.b.scaled(x, factor, abs(factor) * 2.0**-48)
+
+    def _node(self, name: str) -> Node:
+        return self.b.graph.nodes[name]
+
+    def _variable(self, name: str) -> Variable:
+        return Variable(name, self._node(name).shape)
+
+
+def _shape(value: Value) -> Shape:
+    return tuple(value.shape) if isinstance(value, (Variable, Tensor)) else ()
+
+
+def _largest_column_sum(linear: LinearMap) -> float | None:
+    """Upper bound of it, if no entry is negative."""
+    if isinstance(linear, Move):
+        return float(linear.repetition)
+    if isinstance(linear, Scale) and bool((linear.factors >= 0).all()):
+        return up(linear.size + linear.error) if linear.error else linear.size
+    if isinstance(linear, AxisMatrix) and bool((linear.matrix >= 0).all()):
+        return up(total_up(linear.matrix.T) * (1 + 2.0**-40))  # entries of means are within a few roundings
+    return None

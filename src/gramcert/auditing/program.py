@@ -1,0 +1,54 @@
+"""What torch.export says about a model: calls of operators on named values, in memory or read from a file."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+class BadModel(ValueError):  # noqa: N818 - it names what the caller gave, not a failure of the program
+    """A model or file that cannot be read, for the reason in the message."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value of the program, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        target: the operator with its overload, such as ``aten.conv2d.default`` or ``getitem``.
+        arguments: by the names of the operator's schema; values of the program are :class:`Ref`, also inside of lists.
+            Those that have their default may be missing.
+        outputs: the names of its results, one unless the operator returns several.
+        label: where it comes from, for people: ``layer1.0.conv1``.
+    """
+
+    target: str
+    arguments: dict[str, Any]
+    outputs: tuple[str, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """Calls in the order of their execution.
+
+    Attributes:
+        inputs: names and shapes of what the caller passes, a size that the program leaves open being ``None``.
+        tensors: parameters, buffers and constants by the names that the calls use.
+        calls: what is done.
+        outputs: names of the results.
+        changed: buffers that the program overwrites, as names for people.
+    """
+
+    inputs: dict[str, tuple[int | None, ...]]
+    tensors: dict[str, Tensor]
+    calls: list[Call]
+    outputs: tuple[str, ...]
+    changed: tuple[str, ...] = field(default=())

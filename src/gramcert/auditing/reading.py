@@ -1,0 +1,203 @@
+"""Models of every kind as one graph."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from gramcert.auditing.architectures import ARCHITECTURES, build
+from gramcert.auditing.archive import read_archive
+from gramcert.auditing.aten import Translator
+from gramcert.auditing.graph import Builder, Graph
+from gramcert.auditing.linear import Shape
+from gramcert.auditing.program import BadModel, Program
+from gramcert.auditing.traced import traced
+from gramcert.nn.baking import plain_copy
+from gramcert.training.checkpoints import Trained, is_trained
+from gramcert.weights_file import BadFile, read_safetensors, read_torch
+
+WEIGHTS = (".safetensors", ".pt", ".pth", ".th")
+ENDINGS = (".onnx", ".pt2", *WEIGHTS)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to be audited.
+
+    Attributes:
+        name: for people.
+        module: in memory, or built from weights.
+        path: of a file.
+        prefix: of the names of the weights to be used.
+    """
+
+    name: str
+    module: nn.Module | None = None
+    path: Path | None = None
+
+    @classmethod
+    def of(
+        cls, call: str, model: nn.Module | str | Path, architecture: str | None = None, prefix: str | None = None
+    ) -> "Source":
+        """A module, or a file of any known kind."""
+        if isinstance(model, nn.Module):
+            if architecture is not None or prefix is not None:
+                raise ValueError(f"{call}(architecture, prefix): for files of weights only, got a module")
+            return cls(type(model).__name__, module=model)
+        if not isinstance(model, (str, Path)):
+            raise TypeError(f"{call}(model): expected a torch.nn.Module or a file, got {type(model).__name__}")
+        path = Path(model)
+        if path.is_dir() and is_trained(path):
+            return cls(path.name, module=Trained(path).model)
+        _require_file(path)
+        if path.suffix.lower() in WEIGHTS:
+            return cls(path.name, module=_built(path, architecture, prefix), path=path)
+        if architecture is not None or prefix is not None:
+            raise ValueError(f"{path.name}: --architecture and --prefix are for files of weights only")
+        return cls(path.name, path=path)
+
+    def graph(self, call: str, input_shape: Shape) -> Graph:
+        """The internal graph for inputs of one shape, without the batch."""
+        if self.module is not None:
+            return _of_module(call, self.module, input_shape)
+        assert self.path is not None
+        try:
+            if self.path.suffix.lower() == ".onnx":
+                from gramcert.auditing.onnx_file import read_onnx
+                from gramcert.auditing.onnx_nodes import graph_of
+
+                model = read_onnx(self.path)
+                return _guarded(lambda shapes: graph_of(model, shapes), model.inputs, input_shape)
+            return _of_program(read_archive(self.path), input_shape)
+        except BadModel as error:
+            text = str(error)
+            raise BadModel(text if text.startswith(self.path.name) else f"{self.path.name}: {text}") from None
+
+
+def file_digest(path: Path) -> str:
+    """Of the whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _require_file(path: Path) -> None:
+    if path.suffix.lower() not in ENDINGS:
+        raise BadModel(f"{path}: expected a file ending in {', '.join(ENDINGS)}, got {path.suffix or 'no ending'!r}")
+    if not path.exists():
+        raise BadModel(f"{path}: no such file")
+    if not path.is_file():
+        raise BadModel(f"{path}: not a regular file")
+    if path.stat().st_size == 0:
+        raise BadModel(f"{path}: the file is empty")
+
+
+def _built(path: Path, architecture: str | None, prefix: str | None) -> nn.Module:
+    """A network of ours from a file of weights."""
+    if architecture is None and is_trained(path):
+        return Trained(path).model
+    try:
+        found = read_safetensors(path) if path.suffix.lower() == ".safetensors" else read_torch(path)
+        if isinstance(found, Tensor):
+            raise BadFile("it holds one tensor without a name")
+    except BadFile as error:
+        raise BadModel(f"{path.name}: {error}") from None
+    except Exception as error:  # a damaged or hostile file can make a parser raise anything
+        first = (str(error).splitlines() or [""])[0]
+        raise BadModel(f"{path.name}: cannot be read ({type(error).__name__}: {first})") from error
+    if architecture is None:
+        known = ", ".join(ARCHITECTURES)
+        raise BadModel(
+            f"{path.name}: it holds {len(found)} tensors and nothing about the order of the layers; name their "
+            f"architecture (--architecture, one of {known}), or give the model as .pt2 or ONNX"
+        )
+    try:
+        return build(architecture, _unprefixed(found, prefix))
+    except ValueError as error:
+        raise BadModel(f"{path.name}: {error}") from None
+
+
+def _unprefixed(weights: dict[str, Tensor], prefix: str | None) -> dict[str, Tensor]:
+    """The weights under a prefix; without one, under those that training loops and DataParallel put there."""
+    if prefix is not None:
+        found = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        if not found:
+            raise ValueError(f"no weight has the prefix {prefix!r}, only such as {', '.join(list(weights)[:3])}")
+        return found
+    inner = {name.removeprefix("state_dict."): value for name, value in weights.items() if "state_dict." in name[:11]}
+    return {name.removeprefix("module."): value for name, value in (inner or weights).items()}
+
+
+def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
+    model = plain_copy(call, module)
+    for name, part in model.named_modules():
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and not _is_instance_norm(part):
+            reason = "batch normalisation in training mode mixes the examples of a batch; call .eval() first"
+            return _unbounded_graph(name or type(module).__name__, (1, *input_shape), reason)
+    tensors = [*model.parameters(), *model.buffers()]
+    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    example = torch.zeros(1, *input_shape, dtype=dtype, device=device)
+    with torch.no_grad():
+        try:
+            plain_copy(call, model)(example)  # on a copy: a model in training mode changes its buffers
+        except Exception as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"{call}(input_shape={input_shape}): the model cannot take it: {first}") from None
+    try:
+        return _of_program(traced(model, example), input_shape)
+    except BadModel as error:
+        return _unbounded_graph(type(module).__name__, (1, *input_shape), str(error))
+
+
+def _is_instance_norm(module: nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.instancenorm._InstanceNorm)
+
+
+def _of_program(program: Program, input_shape: Shape) -> Graph:
+    if program.changed:
+        reason = f"it changes its own buffers when it is called: {', '.join(program.changed[:3])}"
+        return _unbounded_graph("model", (1, *input_shape), reason)
+    return _guarded(Translator(program).run, program.inputs, input_shape)
+
+
+def _guarded(
+    translate: Callable[[dict[str, Shape]], Graph], inputs: dict[str, tuple[int | None, ...]], input_shape: Shape
+) -> Graph:
+    """The graph of a model with exactly one input."""
+    if len(inputs) != 1:
+        reason = f"it takes {len(inputs)} inputs ({', '.join(inputs)}), and a constant is about one"
+        return _unbounded_graph("model", (1, *input_shape), reason)
+    ((name, declared),) = inputs.items()
+    graph = translate({name: matched(name, declared, input_shape)})
+    if not graph.outputs and not graph.constant_outputs:
+        raise BadModel("it has no outputs")
+    return graph
+
+
+def matched(name: str, declared: Sequence[int | None], input_shape: Shape) -> Shape:
+    """The declared shape with its open sizes filled in: the batch is what the file says, or 1."""
+    if len(declared) == len(input_shape) + 1:
+        shape = (1 if declared[0] is None else declared[0], *input_shape)
+    elif len(declared) == len(input_shape):
+        shape = input_shape
+    else:
+        raise BadModel(f"input {name} has the shape {_open(declared)}, got --input-shape {_open(input_shape)}")
+    if any(size not in (None, given) for size, given in zip(declared, shape, strict=True)):
+        raise BadModel(f"input {name} has the shape {_open(declared)}, got --input-shape {_open(input_shape)}")
+    return shape
+
+
+def _open(shape: Sequence[int | None]) -> str:
+    return ",".join("?" if size is None else str(size) for size in shape)
+
+
+def _unbounded_graph(name: str, shape: Shape, reason: str) -> Graph:
+    """A model of which nothing is known but why."""
+    builder = Builder()
+    x = builder.input("input", shape)
+    builder.at(name, "model", [])
+    builder.output("output", builder.unbounded((x,), (), reason))
+    return builder.graph

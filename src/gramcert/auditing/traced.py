@@ -1,0 +1,82 @@
+"""A model in memory as a :class:`Program`, by torch.export."""
+
+import operator
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from gramcert.auditing.program import BadModel, Call, Program, Ref
+
+
+def traced(model: nn.Module, example: torch.Tensor) -> Program:
+    """The calls that a model makes on an example; what torch cannot trace is a :class:`BadModel`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            exported = torch.export.export(model, (example,))
+        except Exception as error:  # a model may contain any Python code
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise BadModel(f"torch.export cannot follow it: {first}") from error
+    return of_exported(exported)
+
+
+def of_exported(exported: torch.export.ExportedProgram) -> Program:
+    """A program of torch.export in our words."""
+    signature = exported.graph_signature
+    tensors: dict[str, torch.Tensor] = {}
+    for spec in signature.input_specs:
+        if spec.kind is not torch.export.graph_signature.InputKind.USER_INPUT and spec.target is not None:
+            found = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
+            if not isinstance(found, torch.Tensor):
+                raise BadModel(f"{spec.target}: expected a tensor, got {type(found).__name__}")
+            tensors[spec.arg.name] = found.detach()
+    inputs: dict[str, tuple[int | None, ...]] = {}
+    calls, outputs = [], ()
+    for node in exported.graph.nodes:
+        if node.op == "placeholder":
+            if node.name not in tensors:
+                value = node.meta.get("val")
+                if not isinstance(value, torch.Tensor):
+                    raise BadModel(f"{node.name}: expected a tensor as input, got {type(value).__name__}")
+                inputs[node.name] = tuple(n if isinstance(n, int) else None for n in value.shape)
+        elif node.op == "output":
+            kinds = torch.export.graph_signature.OutputKind
+            wanted = [spec.arg.name for spec in signature.output_specs if spec.kind is kinds.USER_OUTPUT]
+            outputs = tuple(wanted)
+        elif node.op == "call_function":
+            calls.append(_call(node))
+        else:
+            calls.append(Call(f"{node.op}.{node.target}", {}, (node.name,), node.name))
+    changed = tuple(signature.buffers_to_mutate.values())
+    return Program(inputs, tensors, calls, outputs, changed)
+
+
+def _call(node: torch.fx.Node) -> Call:
+    if node.target is operator.getitem:
+        arguments: dict[str, Any] = {"a": node.args[0], "b": node.args[1]}
+        target = "getitem"
+    elif isinstance(node.target, torch._ops.OpOverload):
+        names = [argument.name for argument in node.target._schema.arguments]
+        arguments = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        target = str(node.target)
+    else:
+        arguments = {str(index): value for index, value in enumerate(node.args)} | dict(node.kwargs)
+        target = str(getattr(node.target, "__name__", node.target))
+    return Call(target, {name: _plain(value) for name, value in arguments.items()}, (node.name,), _label(node))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return Ref(value.name)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _label(node: torch.fx.Node) -> str:
+    """The path of the innermost module that the call is in, or the name of the call."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values() if path]
+    return paths[-1].removeprefix("L['self'].") if paths else node.name

@@ -1,0 +1,126 @@
+"""``gramcert audit``: the certified Lipschitz constant of a model in a file."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gramcert.auditing.architectures import ARCHITECTURES
+from gramcert.auditing.cache import VARIABLE, default_folder
+from gramcert.auditing.entry import audit as run
+from gramcert.cli.audit_table import audit_table
+from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
+from gramcert.cli.options import parse_sizes
+from gramcert.cli.progress import counting_bar
+from gramcert.training.checkpoints import Trained, is_trained, write_atomically
+
+EMBEDDED = "network.safetensors"
+
+MODEL = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="ONNX, .pt2, a folder of `gramcert train`, or a file of weights; without it a small network that comes "
+        "with gramcert.",
+        show_default=False,
+    ),
+]
+ARCHITECTURE = Annotated[
+    str | None, typer.Option(help=f"Of a file of weights alone: {', '.join(ARCHITECTURES)}.", show_default=False)
+]
+PREFIX = Annotated[str | None, typer.Option(help="Use the weights whose names begin so.", show_default=False)]
+
+
+def audit(
+    model: MODEL = None,
+    input_shape: Annotated[
+        str | None,
+        typer.Option(help="Of one example without the batch: 3,32,32. Networks of `gramcert train` know theirs."),
+    ] = None,
+    tol: Annotated[float, typer.Option(help="Relative width to reach for each measured norm.")] = 1e-3,
+    architecture: ARCHITECTURE = None,
+    prefix: PREFIX = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Write what `gramcert verify` checks.", show_default=False)
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page for people.", show_default=False)] = None,
+    jobs: Annotated[int, typer.Option(help="Processes to measure in.")] = 1,
+    max_seconds: Annotated[float | None, typer.Option(help="Per measurement; what was proved then holds.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of measurements.", envvar=VARIABLE, show_default="the user's cache")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Measure everything anew and keep nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """The certified l2 Lipschitz constant of a whole model, rounding included, and where it comes from.
+
+    Exit code 1 if the constant is unbounded. Measurements are kept, so that an interrupted audit goes on where it was.
+    """
+    with one_line_errors(), chosen(model) as path:
+        shape = parse_shape(path, input_shape)
+        for option, target in (("--certificate", certificate), ("--html", html)):
+            require_writable(option, target)
+        folder = None if no_cache else cache or default_folder()
+        with counting_bar() as bar:
+            result = run(
+                path,
+                shape,
+                tol=tol,
+                architecture=architecture,
+                prefix=prefix,
+                jobs=jobs,
+                cache=folder,
+                max_seconds=max_seconds,
+                report=naming(bar),
+            )
+        if certificate is not None:
+            write_atomically(certificate, (json.dumps(result.certificate, indent=1) + "\n").encode())
+        if html is not None:
+            write_atomically(html, result.to_html().encode())
+    if as_json:
+        typer.echo(result.to_json())
+    else:
+        Console().print(audit_table(result))
+    if math.isinf(result.upper):
+        raise typer.Exit(NEGATIVE_ANSWER)
+
+
+def naming(bar: Callable[[str, int, int | None], None]) -> Callable[[int, int, str], None]:
+    """The bar, told of numbers first; names of layers would make it a new one each time."""
+    return lambda done, total, _: bar("layers", done, total)
+
+
+@contextmanager
+def chosen(model: Path | None) -> Iterator[Path]:
+    """The file that was named, or the network that comes with the package."""
+    if model is not None:
+        yield model
+        return
+    with resources.as_file(resources.files("gramcert.data") / EMBEDDED) as path:
+        yield path
+
+
+def parse_shape(model: Path, text: str | None) -> tuple[int, ...]:
+    """``3,32,32``; a network that ``gramcert train`` wrote knows its own."""
+    if text is None:
+        if not is_trained(model):
+            raise BadInput("--input-shape: expected the shape of one example without the batch, such as 3,32,32")
+        return Trained(model).shape
+    sizes = parse_sizes("--input-shape", text)
+    return (sizes,) if isinstance(sizes, int) else sizes
+
+
+def require_writable(option: str, path: Path | None) -> None:
+    """Refuse before any work is done what could not be written after it."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise BadInput(f"{option} {path}: no such directory")
+    if path.is_dir():
+        raise BadInput(f"{option} {path}: is a directory")

@@ -1,0 +1,100 @@
+"""An audit as a table in the terminal."""
+
+import math
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from gramcert.auditing.digits import shown_down, shown_seconds, shown_share, shown_text, shown_up
+from gramcert.auditing.result import Audit, Row
+
+# Narrower terminals do without the geometry.
+WIDE = 110
+
+# A reason or a note is a sentence, a name is not.
+LONGEST_SENTENCE = 1000
+
+
+def audit_table(audit: Audit) -> RenderableType:
+    """The rows, what is to be said about them, and the verdict last, where the eye is when the command ends."""
+    return _AuditTable(audit)
+
+
+@dataclass(frozen=True)
+class _AuditTable:
+    """Knows its width only when it is printed."""
+
+    audit: Audit
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.audit.rows:
+            yield _rows(self.audit, options.max_width >= WIDE)
+            yield Text()
+        if notes := _notes(self.audit):
+            yield from (*notes, Text())
+        yield from _verdict(self.audit)
+
+
+def _rows(audit: Audit, wide: bool) -> Table:
+    """Without the columns that would be empty."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("layer", overflow="fold")
+    if wide:
+        table.add_column("geometry", overflow="fold", style="dim")
+    numbers = [_numbers(row, audit.tol) for row in audit.rows]
+    used = [name for name in numbers[0] if any(cells[name] for cells in numbers)]
+    for name in used:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row, cells in zip(audit.rows, numbers, strict=True):
+        # Padding by zeros is what everyone expects; the page says it.
+        geometry = [Text(shown_text((row.geometry or row.kind).replace(", zeros", "")))] if wide else []
+        table.add_row(Text(shown_text(row.name)), *geometry, *(cells[name] for name in used))
+    return table
+
+
+def _numbers(row: Row, tol: float) -> dict[str, Text]:
+    width, share = row.relative_width, row.share
+    time = "cached" if row.cached else shown_seconds(row.seconds) if row.seconds else ""
+    return {
+        "lower": Text("" if row.lower is None else shown_down(row.lower)),
+        "upper": Text(shown_up(row.upper), "" if math.isfinite(row.upper) else "bold red"),
+        "width": Text(
+            "" if width is None else shown_up(width, 2), "yellow" if width is not None and width > tol else ""
+        ),
+        "share": Text("" if share is None or not math.isfinite(share) else shown_share(share).replace("\u202f", " ")),
+        "time": Text(time, "dim"),
+    }
+
+
+def _notes(audit: Audit) -> list[Text]:
+    lines = [
+        Text(f"{shown_text(row.name)}: {shown_text(note, LONGEST_SENTENCE)}", "yellow")
+        for row in audit.rows
+        for note in row.notes
+    ]
+    if audit.trivial:
+        counts = ", ".join(f"{shown_text(kind)} × {count}" for kind, count in audit.trivial.items())
+        lines.append(Text(f"Counted as exactly 1: {counts}.", "dim"))
+    if any(row.share is not None for row in audit.rows):
+        lines.append(Text("share: part of the logarithm of the constant, on the path that dominates it.", "dim"))
+    return lines
+
+
+def _verdict(audit: Audit) -> list[RenderableType]:
+    name = Text(shown_text(audit.model), "bold")
+    about = Text(f"l2 norm, rounding included; each norm to {audit.tol:g}; {shown_seconds(audit.seconds)}", "dim")
+    details = Table.grid(padding=(0, 1))
+    if not math.isfinite(audit.upper):
+        claim = Text("unbounded: no finite Lipschitz constant was proved", "bold red")
+        for reason in audit.reasons:
+            details.add_row("-", Text(shown_text(reason, LONGEST_SENTENCE), "yellow", overflow="fold"))
+        return [Text.assemble(name, " is ", claim), details, about]
+    claim = Text(f"‖f(x) - f(y)‖ ≤ {shown_up(audit.upper)} ‖x - y‖", "bold green")
+    shape = "×".join(map(str, audit.input_shape)) or "()"
+    if len(audit.outputs) > 1:
+        for output, constant in audit.outputs.items():
+            details.add_row("-", Text(shown_text(output), overflow="fold"), Text(f"≤ {shown_up(constant)}"))
+    return [Text.assemble(name, ": ", claim, f" for all inputs of shape {shape}"), details, about]

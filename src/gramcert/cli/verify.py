@@ -1,0 +1,86 @@
+"""``gramcert verify``: a certificate checked against its model."""
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gramcert.auditing.digits import shown_seconds, shown_text, shown_up
+from gramcert.auditing.result import UNBOUNDED
+from gramcert.auditing.verifying import Verification
+from gramcert.auditing.verifying import verify as run
+from gramcert.cli.audit import ARCHITECTURE, MODEL, PREFIX, chosen, naming
+from gramcert.cli.errors import NEGATIVE_ANSWER, one_line_errors
+from gramcert.cli.progress import counting_bar
+
+
+def verify(
+    certificate: Annotated[
+        Path, typer.Argument(metavar="CERTIFICATE", help="What `gramcert audit --certificate` wrote.")
+    ],
+    model: MODEL = None,
+    architecture: ARCHITECTURE = None,
+    prefix: PREFIX = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check a certificate against a model: weights, graph, every claim by its own proof, and what follows from them.
+
+    Exit code 1 if anything is wrong, with what it is.
+    """
+    with one_line_errors(), chosen(model) as path, counting_bar() as bar:
+        result = run(certificate, path, architecture=architecture, prefix=prefix, report=naming(bar))
+    if as_json:
+        typer.echo(json.dumps(_as_json(result), allow_nan=False))
+    else:
+        console = Console()
+        console.print(_table(result))
+        console.print(_verdict(result))
+    if not result.holds:
+        raise typer.Exit(NEGATIVE_ANSWER)
+
+
+def _table(result: Verification) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading, justify in (("layer", "left"), ("at most", "right"), ("proved by", "left"), ("time", "right")):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for check in result.checks:
+        style = "red" if check.problem else ""
+        method = "NOT PROVED" if check.problem else check.method
+        seconds = shown_seconds(check.seconds)
+        table.add_row(Text(shown_text(check.name)), Text(shown_up(check.upper)), Text(method), seconds, style=style)
+    return table
+
+
+def _verdict(result: Verification) -> Text:
+    if result.holds:
+        what = "the model is unbounded, as it says" if math.isinf(result.upper) else f"L ≤ {shown_up(result.upper)}"
+        claims = f"{len(result.checks)} claims proved anew in {shown_seconds(result.seconds)}"
+        return Text(f"\nthe certificate holds: {what}", "bold green").append(f"\n{claims}", "dim")
+    text = Text("\nthe certificate does NOT hold", "bold red")
+    for problem in result.problems:
+        text.append(f"\n  {shown_text(problem)}", "red")
+    return text
+
+
+def _as_json(result: Verification) -> dict[str, object]:
+    return {
+        "holds": result.holds,
+        "upper": UNBOUNDED if math.isinf(result.upper) else result.upper,
+        "problems": list(result.problems),
+        "checks": [
+            {
+                "name": check.name,
+                "upper": UNBOUNDED if math.isinf(check.upper) else check.upper,
+                "method": check.method,
+                "problem": check.problem,
+                "seconds": check.seconds,
+            }
+            for check in result.checks
+        ],
+        "seconds": result.seconds,
+    }

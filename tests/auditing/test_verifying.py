@@ -1,0 +1,234 @@
+"""Certificates: what holds is proved again, and what was changed is refused by its name."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import gramcert
+from auditing_networks import residual_network
+from gramcert import Convolution
+from gramcert import nn as gnn
+from gramcert.auditing import checking
+from gramcert.auditing.certificate import seal
+from gramcert.auditing.linear import AxisMatrix, Convolve, Move, Scale
+from reference import dense_norm, sigma
+
+SHAPE = (3, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return residual_network()
+
+
+@pytest.fixture(scope="module")
+def certificate(model):
+    return json.loads(json.dumps(gramcert.audit(model, SHAPE).certificate))
+
+
+def sealed(content):
+    return content | {"seal": seal(content)}
+
+
+def test_a_certificate_holds_for_its_model(model, certificate):
+    found = gramcert.verify(certificate, model)
+    assert found.holds
+    assert found.upper == certificate["upper"]
+    assert len(found.checks) == len(certificate["claims"]) == 3
+
+
+def test_a_certificate_of_residual_layers_holds():
+    torch.manual_seed(0)
+    model = nn.Sequential(gnn.SLLConv2d(3, 6, 3), nn.Flatten(), gnn.SLLLinear(48, 16), gnn.SRLinear(48, 10)).eval()
+    audit = gramcert.audit(model, (3, 4, 4))
+    found = gramcert.verify(audit.certificate, model)
+    assert found.holds, found.problems
+    assert found.upper == audit.upper <= 1 + 1e-5
+
+
+def test_an_unbounded_model_has_a_certificate_too():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Hardshrink())
+    audit = gramcert.audit(model, (3,))
+    found = gramcert.verify(audit.certificate, model)
+    assert found.holds
+    assert found.upper == math.inf
+
+
+@pytest.mark.parametrize("name", ["conv1.weight", "bn2.weight", "bn1.bias", "bn2.running_var", "linear.bias"])
+def test_a_changed_weight_is_refused(model, certificate, name):
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        tensor = other.state_dict()[name].flatten()
+        tensor[0] = math.nextafter(float(tensor[0]), 9.0) + 1e-6
+    found = gramcert.verify(certificate, other)
+    assert not found.holds
+    assert any(problem.startswith(name.split(".")[0]) for problem in found.problems), found.problems
+
+
+@pytest.mark.parametrize("claim", range(3))
+@pytest.mark.parametrize("factor", [1 - 1e-4, 0.5])
+def test_a_lowered_claim_is_refused(model, certificate, claim, factor):
+    content = copy.deepcopy(certificate)
+    measured = content["claims"][claim]
+    # Below the proved lower bound no proof can succeed.
+    measured["upper"] = measured["lower"] * factor
+    measured["lower"] = measured["witness"] = None
+    found = gramcert.verify(sealed(content), model)
+    assert not found.holds
+    assert any("was not proved" in problem for problem in found.problems)
+    unsealed = gramcert.verify(content, model)
+    assert any(problem.startswith("seal") for problem in unsealed.problems)
+
+
+def test_a_lowered_total_is_refused(model, certificate):
+    for change in ({"upper": certificate["upper"] * (1 - 1e-12)}, {"outputs": {"linear": 0.5}}):
+        found = gramcert.verify(sealed(certificate | change), model)
+        assert not found.holds
+        assert any("follows from its claims" in problem for problem in found.problems)
+
+
+def test_a_missing_layer_is_refused(model, certificate):
+    content = copy.deepcopy(certificate)
+    del content["claims"][1]
+    found = gramcert.verify(sealed(content), model)
+    assert found.problems == ("conv2 + bn2: the certificate has no claim about it",)
+    content = copy.deepcopy(certificate)
+    del content["graph"][2]
+    assert not gramcert.verify(sealed(content), model).holds
+
+
+def test_an_unknown_version_is_refused(model, certificate):
+    found = gramcert.verify(sealed(certificate | {"format": "gramcert certificate 99"}), model)
+    assert found.problems == ("format: expected 'gramcert certificate 1', got 'gramcert certificate 99'",)
+
+
+def test_a_false_witness_is_refused(model, certificate):
+    content = copy.deepcopy(certificate)
+    witness = content["claims"][0]["witness"]
+    assert witness["lower"] >= 0.98 * content["claims"][0]["lower"]
+    witness["lower"] *= 1.1
+    found = gramcert.verify(sealed(content), model)
+    assert any("its witness proves" in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"claims": None},
+        {"claims": [1]},
+        {"claims": []},
+        {"graph": {}},
+        {"graph": [None]},
+        {"input_shape": "abc"},
+        {"input_shape": [3, -8, 8]},
+        {"tol": "x"},
+        {"upper": -1},
+        {"upper": "NaN"},
+        {"outputs": []},
+        {"weights": 3},
+    ],
+)
+def test_nonsense_is_refused_without_a_traceback(model, certificate, change):
+    found = gramcert.verify(sealed(certificate | change), model)
+    assert not found.holds
+
+
+@pytest.mark.parametrize("field", ["nodes", "kind", "geometry", "digest", "upper", "lower", "witness", "norms"])
+@pytest.mark.parametrize("value", [None, [], {}, "x", -1, [[]], {"vector": "!", "lower": 1}])
+def test_nonsense_in_a_claim_is_refused_or_says_less(model, certificate, field, value):
+    content = copy.deepcopy(certificate)
+    content["claims"][0][field] = value
+    found = gramcert.verify(sealed(content), model)
+    says_less = field in ("norms", "method") or (field in ("lower", "witness") and value is None)
+    assert found.holds == says_less
+
+
+# Proofs
+
+
+@st.composite
+def layers(draw):
+    """A small convolution of any geometry, and an input size."""
+    axes = draw(st.integers(1, 2))
+    groups = draw(st.integers(1, 2))
+    transposed = draw(st.booleans())
+    mode = "zeros" if transposed else draw(st.sampled_from(["zeros", "zeros", "circular", "reflect", "replicate"]))
+    sizes = draw(st.lists(st.integers(2, 9 if axes == 1 else 6), min_size=axes, max_size=axes))
+    taps = draw(st.lists(st.integers(1, 3), min_size=axes, max_size=axes))
+    pads = [draw(st.integers(0, min(n - 1, 2))) for n in sizes]
+    strides = draw(st.lists(st.integers(1, 2), min_size=axes, max_size=axes))
+    inputs, outputs = (groups * draw(st.integers(1, 3)) for _ in range(2))
+    shape = (inputs, outputs // groups) if transposed else (outputs, inputs // groups)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    kernel = torch.randn(*shape, *taps, generator=generator, dtype=torch.float64)
+    kernel = kernel if draw(st.booleans()) else kernel.sign()
+    layer = Convolution(kernel, strides, pads, mode, draw(st.integers(1, 2)), groups, transposed)
+    try:
+        layer.output_size(tuple(sizes))
+    except ValueError:
+        layer = Convolution(
+            kernel, 1, [k - 1 for k in taps] if transposed is False else 0, "zeros", 1, groups, transposed
+        )
+    return layer, tuple(sizes)
+
+
+@given(layers())
+@settings(max_examples=150)
+def test_proofs_succeed_above_the_norm_and_never_below(case):
+    layer, size = case
+    truth = float(dense_norm(layer, size))
+    linear = Convolve((1, layer.in_channels, *size), layer)
+    assert checking.proves_below(linear, truth * (1 + 1e-6)).proved
+    if truth == 0:
+        return
+    for share in (1 - 1e-6, 0.9, 0.1):
+        assert not checking.proves_below(linear, truth * share).proved
+
+
+@given(layers())
+@settings(max_examples=80)
+def test_each_test_alone_never_proves_too_much(case):
+    layer, size = case
+    truth = float(dense_norm(layer, size))
+    linear = Convolve((1, layer.in_channels, *size), layer)
+    tests = (checking._by_cells, checking._by_grids, checking._by_matrices) if truth > 0 else ()
+    for test in tests:
+        assert not test(linear, truth * (1 - 1e-6)).proved
+
+
+@pytest.mark.parametrize("order", [3, 40, 70, 200])
+def test_matrices_are_proved_by_balls_or_factorisations(order):
+    matrix = torch.randn(order, order + 5, generator=torch.Generator().manual_seed(order), dtype=torch.float64)
+    linear, truth = AxisMatrix((order + 5,), matrix, 0), float(sigma(matrix))
+    assert checking.proves_below(linear, truth * (1 + 1e-9)).proved
+    assert not checking.proves_below(linear, truth * (1 - 1e-9)).proved
+    assert not checking.proves_below(AxisMatrix((order + 5,), matrix, 0, truth * 1e-3), truth * (1 + 1e-9)).proved
+
+
+@pytest.mark.parametrize("size", [(24, 24), (20, 31)])
+def test_larger_layers_are_proved_by_bands_and_frequencies(size):
+    kernel = torch.randn(5, 5, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    layer = Convolution(kernel, padding=1)
+    enclosure = gramcert.spectral_norm(layer, size, tol=1e-8)
+    linear = Convolve((1, 5, *size), layer)
+    supremum = gramcert.spectral_norm(layer).upper
+    assert checking._by_cells(linear, supremum * (1 + 1e-3)).proved
+    assert not checking._by_cells(linear, enclosure.lower).proved
+    assert checking._by_matrices(linear, enclosure.upper * (1 + 1e-7)).method == "banded Cholesky factorisation"
+    assert checking._by_matrices(linear, enclosure.upper * (1 + 1e-7)).proved
+    assert not checking._by_matrices(linear, enclosure.lower * (1 - 1e-9)).proved
+
+
+def test_moves_and_factors_are_counted():
+    repeated = Move((3,), torch.tensor([1, 1, 2, 0]))
+    assert checking.proves_below(repeated, math.nextafter(math.sqrt(2), 2)).proved
+    assert not checking.proves_below(repeated, 1.414).proved
+    factors = Scale((3,), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+    assert checking.proves_below(factors, 2.0).proved
+    assert not checking.proves_below(factors, math.nextafter(2.0, 1)).proved
