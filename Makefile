@@ -13,8 +13,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: $(VENV)/.installed
 	mkdir -p demo
-	$(BIN)/gramcert compare --plot demo/comparison.png
-	@echo "The plot is demo/comparison.png"
+	$(BIN)/gramcert audit --no-cache --html demo/report.html --certificate demo/certificate.json
+	$(BIN)/gramcert verify demo/certificate.json
+	@echo "The report is demo/report.html, the certificate demo/certificate.json"
 
 test: lint types tests
 
@@ -40,6 +41,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/resnet18.py
 	$(BIN)/python benchmarks/rescaling.py
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/auditing.py
 
 clean:
 	rm -rf $(VENV) demo

@@ -18,7 +18,20 @@ def printed_by(name):
 
 
 def test_every_example_has_a_test():
-    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == ["digits.py", "enclose.py", "regularise.py"]
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == [
+        "audit.py",
+        "digits.py",
+        "enclose.py",
+        "regularise.py",
+    ]
+
+
+def test_audit():
+    """A bounded network and its certificate; the same one with a gate, and why it has no constant."""
+    bounded, proved, unbounded = printed_by("audit.py")
+    assert bounded.startswith("L = ")
+    assert proved == "the certificate holds: True"
+    assert "a product of two values" in unbounded
 
 
 def test_digits():

@@ -16,11 +16,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap, Move, Scale
 from gramcert.geometry.convolution import Convolution
@@ -70,7 +72,7 @@ def proves_below(linear: LinearMap, level: float) -> Proof:
         if isinstance(linear, Move):
             repeated = np.unique(linear.index.numpy(), return_counts=True)
             most = max((int(n) for place, n in zip(*repeated, strict=True) if place > 0), default=0)
-            return Proof(_square_at_least(level, most), "entries counted")
+            return Proof(Fraction(level) ** 2 >= most, "entries counted")
         if isinstance(linear, Scale):
             largest = float(np.abs(linear.factors.numpy()).max())
             return Proof(up(largest + linear.error) <= level if linear.error else largest <= level, "largest factor")
@@ -97,12 +99,6 @@ def layer_below(layer: Convolution, input_size: tuple[int, ...] | None, level: f
     return _by_matrices(linear, level)
 
 
-def _square_at_least(level: float, square: int) -> bool:
-    from fractions import Fraction
-
-    return Fraction(level) ** 2 >= square
-
-
 # Matrices
 
 
@@ -111,6 +107,10 @@ def _matrix_below(matrix: Array, level: float) -> Proof:
     rows, columns = matrix.shape
     if not np.any(matrix):
         return Proof(True, "all weights are zero")
+    for lines in (matrix, matrix.T):
+        if np.count_nonzero(lines, axis=0).max() <= 1:  # lines without a common place are orthogonal
+            longest = max(sum(Fraction(float(value)) ** 2 for value in line[line != 0]) for line in lines)
+            return Proof(Fraction(level) ** 2 >= longest, "lengths of rows or columns that share no place")
     if rows <= BALL_ORDER and rows * rows * columns <= BALL_PRODUCTS and find_spec("flint") is not None:
         return Proof(_by_balls(matrix, level), "ball arithmetic")
     if rows * rows > MOST_NUMBERS:
@@ -118,19 +118,20 @@ def _matrix_below(matrix: Array, level: float) -> Proof:
     # Scaled, so that nothing overflows; powers of two change no digit.
     exponent = math.frexp(float(np.abs(matrix).max()))[1]
     matrix, level = np.ldexp(matrix, -exponent), math.ldexp(level, -exponent)
-    gram = matrix @ matrix.T
-    one, infinity = absolute_sums(torch.from_numpy(np.ascontiguousarray(matrix)))
+    weights = torch.from_numpy(np.ascontiguousarray(matrix))
+    gram = weights @ weights.T
+    one, infinity = absolute_sums(weights)
     rounding = up(up(gamma(columns + 2) * up(one * infinity)) + underflow(4 * columns * rows))
     return Proof(_dense_below(gram, level, rounding), "dense Cholesky factorisation")
 
 
-def _dense_below(gram: Array, level: float, rounding: float) -> bool:
+def _dense_below(gram: Tensor, level: float, rounding: float) -> bool:
     order, square = len(gram), down(level * level)
     error = cholesky_error(order, up(up(order * up(level * level)) + rounding), torch.float64, is_complex=False)
     shift = down(square - up(up(error + rounding) + diagonal_error(2 * square, torch.float64)))
     if shift <= 0:
         return False
-    shifted = -torch.from_numpy(gram)
+    shifted = -gram
     shifted.diagonal().add_(shift)
     return not int(torch.linalg.cholesky_ex(shifted)[1])
 
@@ -233,7 +234,7 @@ def _grid(sizes: Sequence[int]) -> Array:
     return np.array(list(itertools.product(*map(range, sizes))), dtype=np.int64)
 
 
-def _symbols(kernel: Array, numerators: Array, counts: list[int]) -> Array:
+def _symbols(kernel: Array, numerators: Array, counts: list[int]) -> Tensor:
     """E at the frequencies numerator·π/count, by the sum over the taps."""
     taps = _grid(kernel.shape[2:])
     flat = kernel.reshape(*kernel.shape[:2], -1)
@@ -241,8 +242,8 @@ def _symbols(kernel: Array, numerators: Array, counts: list[int]) -> Array:
     for axis, count in enumerate(counts):
         steps = (numerators[:, axis, None] * taps[:, axis]) % (2 * count)  # exact, so that angles stay small
         phase = phase * np.exp(-1j * (steps * (math.pi / count)))
-    symbols: Array = np.einsum("oit,ct->coi", flat, phase)
-    return symbols
+    product = torch.from_numpy(phase) @ torch.from_numpy(flat.reshape(-1, flat.shape[2]).T).to(torch.complex128)
+    return product.reshape(len(numerators), *kernel.shape[:2])
 
 
 def _failing(kernel: Array, numerators: Array, counts: list[int], level: float, crude: float) -> Array:
@@ -266,7 +267,7 @@ def _failing(kernel: Array, numerators: Array, counts: list[int], level: float, 
     result = []
     batch = max(1, BATCH_ENTRIES // (outputs * inputs))
     for start in range(0, len(numerators), batch):
-        symbols = torch.from_numpy(_symbols(kernel, numerators[start : start + batch], counts))
+        symbols = _symbols(kernel, numerators[start : start + batch], counts)
         shifted = -(symbols @ symbols.mH)
         shifted.diagonal(dim1=-2, dim2=-1).add_(shift)
         result.append((torch.linalg.cholesky_ex(shifted)[1] != 0).numpy())
@@ -276,7 +277,7 @@ def _failing(kernel: Array, numerators: Array, counts: list[int], level: float, 
 def _highest(kernel: Array, numerators: Array, counts: list[int]) -> float:
     """An estimate of the largest σ(E) at some of the frequencies: above the level there is nothing to prove."""
     symbols = _symbols(kernel, numerators[:: max(1, len(numerators) // 64)], counts)
-    return float(np.linalg.norm(symbols, 2, axis=(1, 2)).max()) * (1 - 1e-12)
+    return float(torch.linalg.matrix_norm(symbols, 2).max()) * (1 - 1e-12)
 
 
 def _crude(kernel: Array) -> float:
@@ -364,7 +365,7 @@ def _sparse_below(matrix: Any, level: float) -> Proof:
     if rows <= 2 * width or rows <= 1024:
         if rows * rows > MOST_NUMBERS:
             return Proof(False, f"a Gram matrix of order {rows} is too large to be checked")
-        return Proof(_dense_below(gram.toarray(), level, rounding), "dense Cholesky factorisation")
+        return Proof(_dense_below(torch.from_numpy(gram.toarray()), level, rounding), "dense Cholesky factorisation")
     if width**2 > MOST_NUMBERS:
         return Proof(False, f"a band of half-width {width} is too large to be checked")
     return Proof(_band_below(gram, width, level, rounding), "banded Cholesky factorisation")
@@ -378,7 +379,7 @@ def _band_below(gram: Any, width: int, level: float, rounding: float) -> bool:
     shift = down(square - up(error + diagonal_error(2 * square, torch.float64)))
     if shift <= 0:
         return False
-    solved: torch.Tensor | None = None
+    solved: Tensor | None = None
     for start in range(0, rows, block):
         here, after = slice(start, start + block), slice(start + block, start + 2 * block)
         matrix = -torch.from_numpy(gram[here, here].toarray())

@@ -3,6 +3,10 @@
 import decimal
 import math
 
+# Layers that are made to have norm 1 are shown as 1 plus or minus what they differ by.
+NEAR_ONE = decimal.Decimal("1e-4")
+
+_OPPOSITE = {decimal.ROUND_CEILING: decimal.ROUND_FLOOR, decimal.ROUND_FLOOR: decimal.ROUND_CEILING}
 _SUPERSCRIPTS = str.maketrans("+-0123456789", "⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -12,6 +16,8 @@ def shown_up(value: float, digits: int = 6) -> str:
     Example:
         >>> shown_up(2 / 3), shown_up(1.0), shown_up(1e9 / 7), shown_up(float("inf"))
         ('0.666667', '1', '1.42858e+8', '∞')
+        >>> shown_up(1 + 6.54e-8), shown_up(1 - 6.54e-8)
+        ('1 + 6.6e-8', '1 − 6.5e-8')
     """
     return _shown(value, digits, decimal.ROUND_CEILING)
 
@@ -82,6 +88,10 @@ def _shown(value: float, digits: int, rounding: str) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     exact = decimal.Decimal(value or 0.0)  # no negative zero
+    excess = decimal.Context(1000).subtract(exact, 1)
+    if 0 < abs(excess) < NEAR_ONE:
+        away = rounding if excess > 0 else _OPPOSITE[rounding]
+        return f"1 {'+' if excess > 0 else '−'} {decimal.Context(2, away).plus(abs(excess)):.1e}"
     rounded = decimal.Context(digits, rounding).plus(exact)
     if rounded == exact:  # its zeros at the end say nothing; those of a rounded number say how far it was rounded
         rounded = rounded.normalize()

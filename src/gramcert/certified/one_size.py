@@ -94,7 +94,7 @@ class OneSize:
         """Try the methods in the order of their cost."""
         if all(axis.is_whole_circulant for axis in self.axes):
             methods = [(CIRCULANT, self._circulant)]
-        elif self._is_small():
+        elif self._is_small() and len(self.kernels) == 1:  # of many groups, frequencies find the one that matters
             methods = [(LANCZOS, self._lanczos), (DENSE, self._proof)]
         else:
             methods = [

@@ -1,0 +1,114 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import gramcert
+from auditing_networks import residual_network
+from gramcert.cli.audit import EMBEDDED
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAMCERT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(residual_network(), (torch.zeros(1, 3, 8, 8),)), path)
+    return path
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
+
+
+def test_the_table_says_what_the_library_says(run, model):
+    result = run("audit", model, "--input-shape", "3,8,8")
+    assert result.exit_code == 0, result.output
+    for word in ("conv1 + bn1", "conv2 + bn2", "for all inputs of shape 3×8×8", "relu × 2"):
+        assert word in result.stdout
+    assert "cached" not in result.stdout
+    assert "cached" in run("audit", model, "--input-shape", "3,8,8").stdout
+    assert "cached" not in run("audit", model, "--input-shape", "3,8,8", "--no-cache").stdout
+
+
+def test_json_is_one_object(run, model):
+    result = run("audit", model, "--input-shape", "3,8,8", "--json")
+    content = json.loads(result.stdout)
+    assert content["upper"] == gramcert.audit(model, (3, 8, 8)).upper
+    assert content["model"] == "model.pt2"
+    assert [row["kind"] for row in content["rows"]] == ["convolution", "convolution", "sum", "matrix"]
+
+
+def test_certificate_and_page_are_written_and_the_certificate_holds(run, model, tmp_path):
+    page, certificate = tmp_path / "report.html", tmp_path / "certificate.json"
+    result = run("audit", model, "--input-shape", "3,8,8", "--html", page, "--certificate", certificate)
+    assert result.exit_code == 0
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    checked = run("verify", certificate, model)
+    assert checked.exit_code == 0
+    assert "the certificate holds" in checked.stdout
+    assert json.loads(run("verify", certificate, model, "--json").stdout)["holds"]
+    content = json.loads(certificate.read_text())
+    content["claims"][0]["upper"] /= 2
+    certificate.write_text(json.dumps(content))
+    refused = run("verify", certificate, model)
+    assert refused.exit_code == 1
+    assert "does NOT hold" in refused.stdout
+    assert "conv1 + bn1: its bound" in " ".join(refused.stdout.split())
+
+
+def test_without_a_model_the_embedded_network_is_audited(run, tmp_path):
+    certificate = tmp_path / "certificate.json"
+    result = run("audit", "--certificate", certificate, "--json")
+    content = json.loads(result.stdout)
+    assert content["model"] == EMBEDDED
+    assert content["input_shape"] == [1, 8, 8]
+    assert 1 < content["upper"] < 2
+    assert run("verify", certificate).exit_code == 0
+
+
+def test_an_unbounded_model_ends_in_exit_code_1(run, tmp_path):
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(nn.Sequential(nn.Hardshrink()), (torch.zeros(1, 4),)), path)
+    result = run("audit", path, "--input-shape", "4")
+    assert result.exit_code == 1
+    assert "it jumps" in result.stdout
+
+
+def test_bad_input_ends_in_one_line(refused, model, tmp_path):
+    assert "such as 3,32,32" in refused("audit", model)
+    assert "no such file" in refused("audit", tmp_path / "no.onnx", "--input-shape", "3")
+    assert "--html" in refused("audit", model, "--input-shape", "3,8,8", "--html", tmp_path / "no" / "page.html")
+    assert "expected 0 < tol < 1" in refused("audit", model, "--input-shape", "3,8,8", "--tol", "3")
+    assert "cannot be read as JSON" in refused("verify", tmp_path / "no.json", model)
+    (tmp_path / "list.json").write_text("[]")
+    assert "expected a JSON object" in refused("verify", tmp_path / "list.json", model)
+    assert "--architecture" in refused("audit", model, "--input-shape", "3,8,8", "--architecture", "resnet20")
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs signals of a Unix system")
+def test_an_interrupted_audit_ends_quietly_and_goes_on(model, tmp_path):
+    code = (
+        "import sys, gramcert.cli.audit as command\n"
+        "from gramcert.auditing.measuring import Norm\n"
+        "import os, signal\n"
+        "run, made = Norm.run, []\n"
+        "def slow(self, *rest):\n"
+        "    made.append(1)\n"
+        "    if len(made) == 3: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return run(self, *rest)\n"
+        "Norm.run = slow\n"
+        "from gramcert.cli import main\n"
+        "main()\n"
+    )
+    words = [sys.executable, "-c", code, "audit", str(model), "--input-shape", "3,8,8"]
+    result = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 2
