@@ -200,10 +200,11 @@ def _program(archive: _Archive) -> Program:
     module = _field(model, "graph_module", dict)
     graph, signature = _field(module, "graph", dict), _field(module, "signature", dict)
     inputs, tensors = _inputs(graph, signature, _tensors(archive, "weights"), _tensors(archive, "constants"))
+    types = {name: _dtype(_field(_field(graph, "tensor_values", dict), name, dict)) for name in inputs}
     known = inputs.keys() | tensors.keys()
     calls = [_call(node, known) for node in _field(graph, "nodes", list)]
     outputs, changed = _outputs(graph, signature, known)
-    return Program(inputs, tensors, calls, outputs, changed)
+    return Program(inputs, tensors, calls, outputs, changed, types)
 
 
 def _require_harmless(content: bytes) -> None:

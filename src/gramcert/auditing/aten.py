@@ -11,6 +11,7 @@ from torch import Tensor
 from gramcert.auditing import activations, rules
 from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph, Nonlinear, Variable
 from gramcert.auditing.linear import Shape
+from gramcert.auditing.memory import Memory, may_share, written_arguments
 from gramcert.auditing.patterns import SIGN, SQUARE, Patterns
 from gramcert.auditing.program import BadModel, Call, Program, Ref
 from gramcert.auditing.rules import Unknown
@@ -64,6 +65,9 @@ REASONS = {
     "native_dropout": "dropout in training mode is random",
     "item": "control flow that depends on data",
 }
+
+# Places of an axis that may be resized: a matrix is made for each.
+LARGEST_RESIZED = 2**13
 
 _RULES: dict[str, Rule] = {}
 
@@ -121,6 +125,8 @@ class Arguments:
         value = self.values.get(name)
         if isinstance(value, Variable):
             raise Unknown(f"its {name} depends on the input")
+        if isinstance(value, _Opaque):
+            raise Unknown(f"its {name} is not known: {value.reason}")
         return value if isinstance(value, Tensor) else None
 
     def weight(self, name: str = "weight") -> Tensor:
@@ -135,7 +141,7 @@ class Arguments:
         value = self.get(name, default)
         if isinstance(value, Tensor) and value.numel() == 1:
             value = value.item()
-        if isinstance(value, Variable) or not isinstance(value, (int, float)):
+        if not isinstance(value, (int, float)):
             raise Unknown(f"its {name} is not a number")
         if not math.isfinite(value):
             raise Unknown(f"its {name} is not finite")
@@ -162,22 +168,46 @@ class Translator:
         self.program = program
         self.b = Builder()
         self.patterns = Patterns(self.b)
-        floating = (tensor.dtype for tensor in program.tensors.values() if tensor.dtype in rules.REAL)
-        self.dtype = next(floating, torch.float32)
         self._values: dict[str, Any] = dict(program.tensors)
-        self._memory: dict[str, str] = {}  # which values share memory: the first of them
-        self._overwritten: dict[str, str] = {}  # memory that was overwritten, and the one name that may still read it
+        self._memory = Memory()
+        self._types: dict[str, torch.dtype] = {}  # of values that depend on the input, by the names of their nodes
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""
         for name, shape in shapes.items():
             self._values[name] = self.b.input(name, shape)
+            self._types[self._values[name].name] = self.program.types.get(name, torch.float32)
         for call in self.program.calls:
             values = {name: self._resolve(value) for name, value in call.arguments.items()}
-            self._bind(call, self._result(call, Arguments(call, values)))
+            result = self._result(call, Arguments(call, values))
+            for x in _variables(result):
+                self._types.setdefault(x.name, self._type_after(values))
+            self._bind(call, result)
         for name in self.program.outputs:
-            self.b.output(name, self._read(name))
+            value = self._read(name)
+            if isinstance(value, _Opaque):  # it may be random, or overwritten by what depends on the input
+                self.b.at(name, "output", [])
+                inputs = tuple(self._values[name] for name in shapes)
+                value = self.b.unbounded(inputs, (), value.reason)
+            self.b.output(name, value)
         return self.b.graph
+
+    def like(self, *values: Any) -> torch.dtype:
+        """The type that scalars are rounded to beside these values: float32 also for half precision."""
+        types = [self._types.get(x.name, torch.float32) for x in _variables(list(values))]
+        return torch.float64 if torch.float64 in types else torch.float32
+
+    def _type_after(self, values: dict[str, Any]) -> torch.dtype:
+        """That of a result: as asked for, or promoted from the arguments."""
+        wanted = values.get("dtype")
+        if isinstance(wanted, torch.dtype) and wanted in rules.REAL:
+            return wanted
+        types = [self._types.get(x.name, torch.float32) for x in _variables(values)]
+        types += [value.dtype for value in values.values() if isinstance(value, Tensor) and value.dim()]
+        result = types[0] if types else torch.float32
+        for other in types[1:]:
+            result = torch.promote_types(result, other)
+        return result
 
     def _result(self, call: Call, arguments: Arguments) -> Any:
         inputs = tuple(_variables(arguments.values))
@@ -190,7 +220,7 @@ class Translator:
             if call.target == "getitem":
                 return arguments.values["a"][arguments.values["b"]]
             return self._translated(arguments)
-        except (Unknown, BadModel, TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+        except Exception as error:  # whatever a rule stumbles over, the value has no constant
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             return self.b.unbounded(inputs, (), f"{arguments.op}: {reason}")
 
@@ -203,9 +233,9 @@ class Translator:
         if op in SAME:
             if op.endswith("dropout") and arguments.get("train", False) and arguments.number("p", 0.5) > 0:
                 raise Unknown("in training mode it is random; call .eval() first")
-            dtype = arguments.get("dtype")
-            if isinstance(dtype, torch.dtype) and dtype not in rules.REAL:
-                raise Unknown(f"rounding to {dtype} jumps")
+            other = arguments.get("other")
+            for dtype in (arguments.get("dtype"), other.dtype if isinstance(other, Tensor) else None):
+                _require_real(dtype)
             return self.b.same(arguments.x())
         if op in VIEWS | COPIES:
             return self._moved(arguments)
@@ -232,6 +262,8 @@ class Translator:
             return _Opaque(f"{arguments.op}: {str(error).splitlines()[0][:200] if str(error) else 'failed'}")
 
     def _moved(self, arguments: Arguments) -> Variable:
+        if isinstance(arguments.get("dtype"), torch.dtype):
+            raise Unknown("bits that are read as another type")
         x, name = arguments.x(), "self" if "self" in arguments.values else "input"
         if len(_variables(arguments.values)) > 1:
             other = arguments.values.get("other")
@@ -262,29 +294,41 @@ class Translator:
     def _read(self, name: str) -> Any:
         if name not in self._values:
             raise BadModel(f"{name}: used before it is made")
-        memory = self._memory.get(name)
         value = self._values[name]
-        if memory in self._overwritten and self._overwritten[memory] != name and isinstance(value, Variable):
-            self.b.at(name, "overwritten", [])
-            return self.b.unbounded((value,), value.shape, f"{name}: its memory was overwritten through another view")
-        return value
+        if name not in self._memory.lost:
+            return value
+        reason = f"{name}: its memory was overwritten through another name"
+        if not isinstance(value, Variable):
+            return _Opaque(reason)
+        self.b.at(name, "overwritten", [])
+        return self.b.unbounded((value,), value.shape, reason)
 
     def _bind(self, call: Call, result: Any) -> None:
-        parts = Arguments(call, call.arguments)
-        first = next(iter(call.arguments.values()), None)
-        results = result if isinstance(result, (list, tuple)) and len(call.outputs) > 1 else [result]
-        for name, value in zip(call.outputs, results, strict=False):
+        several = isinstance(result, (list, tuple)) and len(call.outputs) > 1
+        for name, value in zip(call.outputs, result if several else [result], strict=False):
             self._values[name] = value
-            shares = parts.op in VIEWS | SPLITS | {"getitem", "contiguous", "to", "dropout", "reshape"}
-            own = isinstance(first, Ref) and (shares or parts.in_place)
-            self._memory[name] = self._memory.get(first.name, first.name) if own and isinstance(first, Ref) else name
-        if parts.in_place and isinstance(first, Ref):
-            # The name that was overwritten has the new value; others that share its memory must not be read again.
-            self._values[first.name] = self._values[call.outputs[0]]
-            memory = self._memory[call.outputs[0]]
-            self._overwritten[memory] = call.outputs[0]
-            fresh = f"{call.outputs[0]} after it was overwritten"
-            self._memory[call.outputs[0]] = self._memory[first.name] = fresh
+        inputs = {name: _references(value) for name, value in call.arguments.items()}
+        shared = [name for names in inputs.values() for name in names]
+        op = Arguments(call, {}).op
+        # The rules below are about operators that make new values, whatever they are made of inside of torch.
+        if call.target in _INTEGERS:
+            return
+        is_new = op in FRESH and call.target.startswith("aten.")
+        if not is_new and (call.target == "getitem" or may_share(call.target)):
+            self._memory.share([*call.outputs, *shared])
+        if call.target == "getitem":
+            return
+        for argument in written_arguments(call.target, inputs):
+            for name in inputs[argument]:
+                self._memory.share([name, *call.outputs])
+                self._memory.overwrite(name, {name, *call.outputs})
+                self._values[name] = self._values[call.outputs[0]]
+
+
+def _references(value: Any) -> list[str]:
+    if isinstance(value, Ref):
+        return [value.name]
+    return [name for item in value for name in _references(item)] if isinstance(value, (list, tuple)) else []
 
 
 class _Opaque:
@@ -309,6 +353,11 @@ def run(target: str, values: dict[str, Any]) -> Any:
     if total > MOST_ENTRIES:
         raise Unknown(f"a constant of {total} entries")
     return function(**clean)
+
+
+def _require_real(dtype: Any) -> None:
+    if isinstance(dtype, torch.dtype) and dtype not in rules.REAL:
+        raise Unknown(f"rounding to {str(dtype).removeprefix('torch.')} jumps")
 
 
 def _on_meta(value: Any) -> Any:
@@ -395,7 +444,7 @@ def _product(t: Translator, first: Any, second: Any) -> Variable:
 
 def _times_alpha(t: Translator, x: Variable, a: Arguments) -> Variable:
     alpha = a.number("alpha", 1)
-    return x if alpha == 1 else rules.times(t.b, x, alpha, t.dtype)
+    return x if alpha == 1 else rules.times(t.b, x, alpha, t.like(x))
 
 
 @rule("batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm")
@@ -405,7 +454,12 @@ def _batch_norm(t: Translator, a: Arguments) -> Any:
     mean, variance = a.constant("running_mean"), a.constant("running_var")
     result = rules.batch_norm(t.b, a.x(), a.constant("weight"), mean, variance, a.number("eps", 1e-5))
     result = t.patterns.shifted(result, None)
-    return result if a.op == "batch_norm" else [result, None, None, None]
+    return result if a.op == "batch_norm" else [result, *_statistics(t, a, 3)]
+
+
+def _statistics(t: Translator, a: Arguments, count: int) -> list[Variable]:
+    """Further results, of which nothing is known."""
+    return [t.b.unbounded((a.x(),), (), f"{a.op}: its further results are not followed") for _ in range(count)]
 
 
 @rule("add", "sub", "rsub")
@@ -415,9 +469,11 @@ def _add(t: Translator, a: Arguments) -> Variable:
     if a.op == "rsub":
         first, second = second, first
     alpha = a.number("alpha", 1)
+    like = t.like(first, second)
     if alpha != 1 and isinstance(second, Variable):
-        second = rules.times(t.b, second, alpha, t.dtype)
-    return t.patterns.sum(_known(first), _known(second), sign, t.dtype)
+        second = rules.times(t.b, second, alpha, like)
+    total = t.patterns.sum(_known(first), _known(second), sign, like)
+    return total if alpha == 1 or isinstance(second, Variable) else t.patterns.shifted(total, None)
 
 
 def _known(value: Any) -> Any:
@@ -428,14 +484,16 @@ def _known(value: Any) -> Any:
 
 @rule("mul")
 def _mul(t: Translator, a: Arguments) -> Variable:
-    return t.patterns.product(_known(a.values["self"]), _known(a.values["other"]), t.dtype)
+    first, second = _known(a.values["self"]), _known(a.values["other"])
+    return t.patterns.product(first, second, t.like(first, second))
 
 
 @rule("div", "true_divide")
 def _div(t: Translator, a: Arguments) -> Variable:
     if a.get("rounding_mode") is not None:
         raise Unknown("a division that is rounded jumps")
-    return t.patterns.quotient(_known(a.values["self"]), _known(a.values["other"]), t.dtype)
+    first, second = _known(a.values["self"]), _known(a.values["other"])
+    return t.patterns.quotient(first, second, t.like(first, second))
 
 
 @rule("neg")
@@ -447,6 +505,7 @@ def _neg(t: Translator, a: Arguments) -> Variable:
 def _reduce(t: Translator, a: Arguments) -> Variable:
     axes = a.get("dim", [])
     axes = [axes] if isinstance(axes, int) else axes
+    _require_real(a.get("dtype"))
     return rules.reduce_linear(t.b, a.x(), axes, keep=bool(a.get("keepdim", False)), mean=a.op == "mean")
 
 
@@ -462,14 +521,21 @@ def _where(t: Translator, a: Arguments) -> Variable:
             raise Unknown("a choice that depends on the input")
         return found
     terms = []
-    for value, mask in ((first, condition), (second, ~condition)):
+    for value, mask, other in ((first, condition, second), (second, ~condition, first)):
         if isinstance(value, Variable):
-            terms.append((t.b.scaled(value, mask.double()), 1))
+            terms.append((_spread(t, t.b.scaled(value, mask.double()), other), 1))
     return t.b.sum(terms) if len(terms) > 1 else t.patterns.shifted(terms[0][0], None)
+
+
+def _spread(t: Translator, x: Variable, *others: Any) -> Variable:
+    """A value repeated to the shape that it has beside others."""
+    shape = tuple(torch.broadcast_shapes(x.shape, *(tuple(getattr(other, "shape", ())) for other in others)))
+    return x if shape == x.shape else t.b.moved(x, lambda places: places.expand(shape), "expand")
 
 
 @rule("masked_fill")
 def _masked_fill(t: Translator, a: Arguments) -> Variable:
+    a.constant("value")
     return t.patterns.shifted(t.b.scaled(a.x(), (~a.weight("mask")).double()), None)
 
 
@@ -546,7 +612,7 @@ def _max_pool(t: Translator, a: Arguments) -> Any:
     padding = [(side, side) for side in a.per_axis("padding", axes, 0)]
     dilation = a.per_axis("dilation", axes, 1)
     result = rules.max_pool(t.b, a.x(), taps, stride, padding, dilation, round_up=bool(a.get("ceil_mode", False)))
-    return [result, None] if a.op.endswith("indices") else result
+    return [result, *_statistics(t, a, 1)] if a.op.endswith("indices") else result
 
 
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -579,7 +645,7 @@ def _adaptive_avg(t: Translator, a: Arguments) -> Variable:
 @rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def _adaptive_max(t: Translator, a: Arguments) -> Any:
     axes = int(a.op[-2])
-    return [rules.adaptive_max(t.b, a.x(), _adaptive_outputs(a, axes, a.x())), None]
+    return [rules.adaptive_max(t.b, a.x(), _adaptive_outputs(a, axes, a.x())), *_statistics(t, a, 1)]
 
 
 def _adaptive_outputs(a: Arguments, axes: int, x: Variable) -> list[int]:
@@ -606,26 +672,35 @@ def _upsample(t: Translator, a: Arguments) -> Variable:
         scale for name in ("scales", "scales_d", "scales_h", "scales_w") if (scale := a.get(name)) is not None
     ]
     sizes = a.get("output_size") or a.get("size") or [int(n * f) for n, f in zip(x.shape[-axes:], factors, strict=True)]
-    mode = "nearest" if "nearest" in a.op else "cubic" if "cubic" in a.op else "linear"
-    mode = "nearest-exact" if "exact" in a.op else mode
+    if max(*x.shape[-axes:], *sizes) > LARGEST_RESIZED or min(sizes) < 1:
+        raise Unknown(f"resizing {x.shape[-axes:]} to {sizes}")
+    if "nearest" in a.op:
+        return t.b.moved(x, lambda places: _nearest(places, axes, a, t.like(x)), "upsample")
     scales = [float(f) for f in factors] if factors else [None] * axes
     matrices = [
-        _interpolation(n, m, scale, mode, bool(a.get("align_corners", False)))
+        _interpolation(n, m, scale, "cubic" in a.op, bool(a.get("align_corners", False)))
         for n, m, scale in zip(x.shape[-axes:], sizes, scales, strict=True)
     ]
     return rules.average(t.b, x, matrices, "upsample")
 
 
-def _interpolation(size: int, outputs: int, scale: float | None, mode: str, align: bool) -> Tensor:
+def _nearest(places: Tensor, axes: int, a: Arguments, like: torch.dtype) -> Tensor:
+    """Which place each output takes: torch's own operator in the model's type, which rounds, on coordinates."""
+    name = "self" if "self" in a.values else "input"
+    sizes = places.shape[-axes:]
+    for axis, size in enumerate(sizes):
+        shape = [size if other == axis else 1 for other in range(axes)]
+        coordinate = torch.arange(size, dtype=like).reshape(1, 1, *shape).expand(1, 1, *sizes).contiguous()
+        chosen = run(a.target, a.values | {name: coordinate}).movedim(2 + axis, -1)[(0, 0, *(0,) * (axes - 1))]
+        places = places.index_select(places.dim() - axes + axis, chosen.long())
+    return places
+
+
+def _interpolation(size: int, outputs: int, scale: float | None, cubic: bool, align: bool) -> Tensor:
     """The matrix along one axis, by torch's own operator on the unit vectors of that axis."""
-    if max(size, outputs) > 2**14 or outputs < 1:
-        raise Unknown(f"resizing {size} places to {outputs}")
     unit = torch.eye(size, dtype=torch.float64)[:, None, :, None]
     arguments = {"self": unit, "output_size": [outputs, 1], "scales_h": scale}
-    if mode.startswith("nearest"):
-        name = "aten._upsample_nearest_exact2d.default" if mode.endswith("exact") else "aten.upsample_nearest2d.default"
-        return run(name, arguments)[:, 0, :, 0].T.contiguous()  # type: ignore[no-any-return]
-    name = "aten.upsample_bicubic2d.default" if mode == "cubic" else "aten.upsample_bilinear2d.default"
+    name = "aten.upsample_bicubic2d.default" if cubic else "aten.upsample_bilinear2d.default"
     return run(name, arguments | {"align_corners": align})[:, 0, :, 0].T.contiguous()  # type: ignore[no-any-return]
 
 
@@ -658,8 +733,9 @@ def _elu(t: Translator, a: Arguments) -> Variable:
 
 @rule("softplus")
 def _softplus(t: Translator, a: Arguments) -> Variable:
-    slopes = activations.softplus(a.number("beta", 1), a.number("threshold", 20))
-    return rules.activation(t.b, a.x(), "softplus", slopes)
+    beta = a.number("beta", 1)
+    name = "softplus" if beta == 1 else "softplus with beta"  # which is no part of Mish
+    return rules.activation(t.b, a.x(), name, activations.softplus(beta, a.number("threshold", 20)))
 
 
 @rule("gelu")
@@ -677,7 +753,8 @@ def _prelu(t: Translator, a: Arguments) -> Variable:
 def _clamp(t: Translator, a: Arguments) -> Variable:
     if any(isinstance(value, Variable) for name, value in a.values.items() if name != "self"):
         raise Unknown("bounds that depend on the input")
-    return rules.activation(t.b, a.x(), "clamp")
+    bounds = [_known(value) for name, value in a.values.items() if name != "self"]
+    return rules.activation(t.b, _spread(t, a.x(), *bounds), "clamp")
 
 
 @rule("threshold")
@@ -724,9 +801,7 @@ def _extremum(t: Translator, a: Arguments) -> Any:
     x, constant = (first, second) if isinstance(first, Variable) else (second, first)
     if not isinstance(constant, Tensor):
         raise Unknown("the constant was not computed")
-    shape = tuple(torch.broadcast_shapes(x.shape, constant.shape))
-    x = x if shape == x.shape else t.b.moved(x, lambda places: places.expand(shape), "expand")
-    return rules.activation(t.b, x, "clamp")
+    return rules.activation(t.b, _spread(t, x, constant), "clamp")
 
 
 @rule("amax", "amin")
@@ -737,13 +812,13 @@ def _largest(t: Translator, a: Arguments) -> Any:
     keep = bool(a.get("keepdim", False))
     shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes)
     result = t.b.nonlinear(x, Nonlinear(1.0, "largest entry", why="entries occur once"), shape)
-    return [result, None] if a.parts[-1] == "dim" else result
+    return [result, *_statistics(t, a, 1)] if a.parts[-1] == "dim" else result
 
 
 @rule("sort", "msort")
 def _sort(t: Translator, a: Arguments) -> Any:
     result = t.b.nonlinear(a.x(), Nonlinear(1.0, "sort", why="a permutation of its input"))
-    return [result, None] if a.op == "sort" else result
+    return [result, *_statistics(t, a, 1)] if a.op == "sort" else result
 
 
 @rule("linalg_vector_norm", "norm")
@@ -764,16 +839,17 @@ def _norm(t: Translator, a: Arguments) -> Variable:
 @rule("layer_norm", "native_layer_norm")
 def _layer_norm(t: Translator, a: Arguments) -> Any:
     shape = a.ints("normalized_shape")
-    x = rules.normalised(t.b, a.x(), math.prod(shape), a.number("eps", 1e-5), t.dtype, "layer norm")
+    x = rules.normalised(t.b, a.x(), math.prod(shape), a.number("eps", 1e-5), t.like(a.x()), "layer norm")
     weight = a.constant("weight")
     x = _with_bias(t, a, x if weight is None else t.b.scaled(x, rules.exact(weight)))
-    return [x, None, None] if a.op.startswith("native") else x
+    return [x, *_statistics(t, a, 2)] if a.op.startswith("native") else x
 
 
 @rule("rms_norm")
 def _rms_norm(t: Translator, a: Arguments) -> Variable:
-    epsilon = a.get("eps", torch.finfo(t.dtype).eps)
-    x = rules.normalised(t.b, a.x(), math.prod(a.ints("normalized_shape")), float(epsilon), t.dtype, "rms norm")
+    like = t.like(a.x())
+    epsilon = a.number("eps", torch.finfo(like).eps)
+    x = rules.normalised(t.b, a.x(), math.prod(a.ints("normalized_shape")), epsilon, like, "rms norm")
     weight = a.constant("weight")
     return x if weight is None else t.b.scaled(x, rules.exact(weight))
 
@@ -788,14 +864,18 @@ def _group_norm(t: Translator, a: Arguments) -> Any:
     groups = x.shape[1] if a.op == "instance_norm" else a.get("num_groups", a.get("group", 1))
     count = math.prod(x.shape[1:]) // groups
     name = a.op.removeprefix("native_").replace("_", " ")
-    y = rules.normalised(t.b, x, count, a.number("eps", 1e-5), t.dtype, name)
+    y = rules.normalised(t.b, x, count, a.number("eps", 1e-5), t.like(x), name)
     weight = a.constant("weight")
     y = y if weight is None else t.b.scaled(y, rules.exact(weight).reshape(-1, *(1,) * (x.dim - 2)))
     y = _with_bias(t, a, y)
-    return [y, None, None] if a.op.startswith("native") else y
+    return [y, *_statistics(t, a, 2)] if a.op.startswith("native") else y
 
 
 @rule("sym_size", "sym_numel")
 def _size(t: Translator, a: Arguments) -> int:
     x = a.x()
     return x.shape[a.get("dim")] if a.op == "sym_size" else math.prod(x.shape)
+
+
+# Operators whose results are new, also where torch makes them of others that may not be.
+FRESH = set(_RULES) | set(activations.PLAIN)

@@ -40,7 +40,7 @@ class Cache:
         found = self.read(key)
         try:
             return None if found is None else replace(of_json(found), cached=True)
-        except (TypeError, KeyError, ValueError, zlib.error):
+        except (TypeError, KeyError, ValueError, OverflowError, IndexError, zlib.error):
             return None
 
     def put(self, key: str, measured: Measured) -> None:

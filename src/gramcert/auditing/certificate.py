@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import platform
 from importlib.metadata import version
 from typing import Any
@@ -120,4 +121,4 @@ def _claimed(found: Measured) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | str:
-    return value if value < float("inf") else UNBOUNDED
+    return value if value < math.inf else UNBOUNDED  # also what is not a number

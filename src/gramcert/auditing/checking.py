@@ -68,6 +68,12 @@ class Proof:
 
 def proves_below(linear: LinearMap, level: float) -> Proof:
     """Whether the true map behind ``linear`` has at most the norm ``level``."""
+    if level == math.inf:
+        return Proof(True, "nothing is claimed")
+    if not level >= 0:
+        return Proof(False, "a norm is not negative")
+    if 0 in (*linear.source, *linear.target):
+        return Proof(True, "nothing goes in, or nothing comes out")
     with checked_arithmetic("verify"):
         if isinstance(linear, Move):
             repeated = np.unique(linear.index.numpy(), return_counts=True)
@@ -77,7 +83,7 @@ def proves_below(linear: LinearMap, level: float) -> Proof:
             largest = float(np.abs(linear.factors.numpy()).max())
             return Proof(up(largest + linear.error) <= level if linear.error else largest <= level, "largest factor")
         margin = math.nextafter(level - linear.error, -math.inf) if linear.error else level
-        if margin < 0:
+        if not margin >= 0:
             return Proof(False, "the rounding of its own numbers is above the bound")
         if isinstance(linear, AxisMatrix):
             return _matrix_below(linear.matrix.numpy(), margin)
@@ -87,6 +93,8 @@ def proves_below(linear: LinearMap, level: float) -> Proof:
 
 def layer_below(layer: Convolution, input_size: tuple[int, ...] | None, level: float) -> Proof:
     """Whether a convolution at one size, or a matrix as one with a single tap, has at most the norm ``level``."""
+    if not 0 <= level < math.inf:
+        return Proof(False, "a norm is finite and not negative")
     if input_size is None:
         return _matrix_below(layer.kernel[:, :, 0].numpy(), level)
     linear = Convolve((1, layer.in_channels, *input_size), layer)

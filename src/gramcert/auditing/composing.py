@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap, Move, Scale, composed_error
 from gramcert.geometry.convolution import Convolution
-from gramcert.rounding import up
+from gramcert.rounding import gamma, up
 
 # Numbers in a kernel, taps on an axis and entries of a matrix up to which composing is cheaper than measuring twice.
 MOST_WEIGHTS, MOST_TAPS, MOST_MATRIX = 2**20, 9, 2**20
@@ -51,7 +51,12 @@ def _is_identity(linear: LinearMap) -> bool:
 
 
 def compose(first: LinearMap, second: LinearMap) -> LinearMap | None:
-    """One map for two, if there is one of the known kinds that is not dearer."""
+    """One map for two, if there is one of the known kinds that is not dearer and whose numbers do not overflow."""
+    found = _composed(first, second)
+    return found if found is not None and math.isfinite(up(found.size + found.error)) else None
+
+
+def _composed(first: LinearMap, second: LinearMap) -> LinearMap | None:
     if isinstance(first, Move):
         return first.then(second) if isinstance(second, Move) else _padded(first, second)
     if isinstance(second, Move):
@@ -210,6 +215,8 @@ def _with_small_matrices(stages: list[Stage]) -> list[Stage]:
 
 
 def _is_small(maps: list[LinearMap]) -> bool:
+    if not math.isfinite(math.prod(part.size for part in maps)):
+        return False
     inputs, outputs = math.prod(maps[0].source), math.prod(maps[-1].target)
     parts = max(math.prod(part.source) * math.prod(part.target) for part in maps)
     return min(inputs, outputs) <= SMALL_ORDER and inputs * outputs <= SMALL_ENTRIES and parts <= SMALL_PART
@@ -219,14 +226,14 @@ def _matrix(maps: list[LinearMap]) -> AxisMatrix:
     """The product as a dense matrix, multiplied from its shorter end."""
     from_end = math.prod(maps[-1].target) <= math.prod(maps[0].source)
     ordered = maps[::-1] if from_end else maps
-    size, error = ordered[0].size, ordered[0].error
+    size, error = ordered[0].size, up(ordered[0].error + ordered[0].dense_error)
     matrix = ordered[0].dense()
     for part in ordered[1:]:
         matrix = matrix @ part.dense() if from_end else part.dense() @ matrix
-        whole = _Product(size, error)
         terms = max(math.prod(part.source), math.prod(part.target))
-        error = composed_error(whole, part, terms)
-        size = up(size * part.size)
+        stored = _Product(up(part.size + part.dense_error), up(part.error + part.dense_error))
+        error = composed_error(_Product(size, error), stored, terms)
+        size = up(up(size * stored.size) * up(1 + gamma(terms)))  # also of the product as it was computed
     return AxisMatrix((math.prod(maps[0].source),), matrix, 0, error)
 
 

@@ -70,7 +70,11 @@ def audit(
     """
     start = time.perf_counter()
     call = "audit"
-    shape = axis_sizes(call, "input_shape", tuple(input_shape), len(tuple(input_shape)), what="the model")
+    if not isinstance(input_shape, Sequence) or isinstance(input_shape, str):
+        raise TypeError(f"{call}(input_shape): expected a sequence of ints, got {input_shape!r}")
+    if cache is not None and not isinstance(cache, (str, Path)):
+        raise TypeError(f"{call}(cache): expected a folder or None, got {cache!r}")
+    shape = axis_sizes(call, "input_shape", input_shape, len(input_shape), what="the model")
     if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 < tol < 1:
         raise ValueError(f"{call}(tol={tol!r}): expected 0 < tol < 1")
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
@@ -110,4 +114,6 @@ def audit(
 
 def _uses_softplus(graph: Graph) -> bool:
     operations = (node.operation for node in graph.nodes.values())
-    return any(isinstance(operation, Nonlinear) and operation.name in ("softplus", "mish") for operation in operations)
+    return any(
+        isinstance(operation, Nonlinear) and operation.name.startswith(("softplus", "mish")) for operation in operations
+    )

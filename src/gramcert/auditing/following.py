@@ -173,6 +173,8 @@ class Follower:
         """All values in the order of the graph, then the outputs together."""
         for name in self.plan.order:
             self._follow(self.graph.nodes[name])
+        if not self.graph.outputs:  # nothing depends on the input
+            return Followed({}, [], [], {}, 0.0, dict.fromkeys(self.graph.constant_outputs, 0.0))
         outputs = {name: self.constants[value] for name, value in self.graph.outputs.items()}
         upper = self._together(list(outputs.values()))
         largest = max(self.graph.outputs.values(), key=lambda value: self.constants[value])
@@ -210,7 +212,11 @@ class Follower:
             if isinstance(step.measurement, Norm) and step.measurement.map.is_part:
                 self._count(step.measurement.kind)
                 continue
-            constant = times(constant, found.upper)
+            if not found.upper < math.inf and math.isfinite(constant):
+                self.reasons.append(f"{self.label(step.nodes)}: its numbers are too large for float64")
+            constant = times(constant, found.upper if found.upper < math.inf else math.inf)
+            if math.isinf(constant) and not self.reasons:
+                self.reasons.append(f"{self.label(step.nodes)}: the constant is too large for float64")
             self._row(
                 self.label(step.nodes),
                 step.measurement.kind,

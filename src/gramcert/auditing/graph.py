@@ -193,7 +193,8 @@ class Builder:
     def output(self, name: str, x: object) -> None:
         """One of the results; constants are only noted."""
         if isinstance(x, Variable):
-            self.graph.outputs[name] = x.name
+            again = sum(known.partition(" #")[0] == name for known in self.graph.outputs)
+            self.graph.outputs[f"{name} #{again + 1}" if again else name] = x.name
         else:
             self.graph.constant_outputs.append(name)
 

@@ -24,7 +24,20 @@ from gramcert.certified.tapwise import dense_matrix
 from gramcert.geometry.axis import Axis, layer_axes
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode, Pairs
-from gramcert.rounding import absolute_sums, down, gamma, norm_up, root_up, total_up, underflow, up
+from gramcert.rounding import (
+    absolute_sums,
+    down,
+    gamma,
+    lift,
+    norm_down,
+    norm_up,
+    root_up,
+    scaled_down,
+    scaled_up,
+    total_up,
+    underflow,
+    up,
+)
 
 Shape = tuple[int, ...]
 
@@ -52,7 +65,12 @@ class LinearMap(abc.ABC):
 
     @abc.abstractmethod
     def dense(self) -> Tensor:
-        """Its matrix on flattened tensors, float64, the stored numbers exactly."""
+        """Its matrix on flattened tensors, float64, within ``dense_error`` of the stored numbers."""
+
+    @property
+    def dense_error(self) -> float:
+        """How far, in operator norm, the dense matrix is from the stored map."""
+        return 0.0
 
     @property
     @abc.abstractmethod
@@ -201,6 +219,8 @@ class Scale(LinearMap):
     @functools.cached_property
     def size(self) -> float:
         """The largest factor."""
+        if not self.factors.numel():
+            return 0.0
         return float(self.factors.abs().max())
 
     @property
@@ -258,6 +278,8 @@ class AxisMatrix(LinearMap):
     @functools.cached_property
     def size(self) -> float:
         """√(‖·‖₁‖·‖_∞), or the Frobenius norm."""
+        if not self.matrix.numel():
+            return 0.0
         rows, columns = absolute_sums(self.matrix)
         return min(root_up(up(rows * columns)), norm_up(self.matrix))
 
@@ -275,10 +297,14 @@ class AxisMatrix(LinearMap):
     def disjoint_norm(self) -> tuple[float, float] | None:
         """Bounds of the norm where rows or columns share no place: the largest of their lengths."""
         used = self.matrix != 0
-        for lines, others in ((self.matrix, used.sum(0)), (self.matrix.T, used.sum(1))):
-            if not len(others) or int(others.max()) <= 1:
-                upper = root_up(total_up(lines.square()))
-                return down(upper * (1 - 4 * gamma(lines.shape[1] + 4))), upper
+        if not bool(used.any()):
+            return 0.0, 0.0
+        scaled, lost, exponent = lift(self.matrix)
+        for lines, others in ((scaled, used.sum(0)), (scaled.T, used.sum(1))):
+            if int(others.max()) <= 1:
+                upper = up(root_up(total_up(lines.square())) + lost * lines.shape[1])
+                lower = down(norm_down(lines[lines.square().sum(1).argmax()]) - lost * lines.shape[1])
+                return scaled_down(max(0.0, lower), exponent), scaled_up(upper, exponent)
         return None
 
     @property
@@ -362,6 +388,12 @@ class Convolve(LinearMap):
             full[block, group * columns : (group + 1) * columns] = kernel[block]
         return full
 
+    @property
+    def dense_error(self) -> float:
+        """Where pixels repeat, an entry is the sum of a few taps."""
+        repeats = any(axis.repetition > 1 for axis in self.axes)
+        return up(gamma(math.prod(self.layer.kernel_size) + 1) * self.size) if repeats else 0.0
+
     def dense(self) -> Tensor:
         """Assembled tap by tap, without any convolution routine."""
         kernel = self.full_kernel()
@@ -417,6 +449,8 @@ class Sized(Protocol):
 
 def composed_error(first: Sized, second: Sized, terms: int) -> float:
     """Bound of the error of a map whose numbers are sums of so many products of those of two others."""
+    if not math.isfinite(up(first.size * second.size)):  # nothing is known, rather than not a number
+        return math.inf
     rounding = up(up(gamma(terms) * up(first.size * second.size)) + underflow(terms * terms))
     carried = up(up(second.error * up(first.size + first.error)) + up(second.size * first.error))
     return up(rounding + carried)

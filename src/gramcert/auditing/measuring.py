@@ -116,6 +116,8 @@ class Norm(Measurement):
     @property
     def is_instant(self) -> bool:
         """Moves, factors, and matrices whose rows or columns share no place."""
+        if 0 in (*self.map.source, *self.map.target):
+            return True
         if isinstance(self.map, Convolve):
             return False
         return not isinstance(self.map, AxisMatrix) or self.map.disjoint_norm is not None
@@ -128,6 +130,8 @@ class Norm(Measurement):
         """In closed form, or by :func:`gramcert.spectral_norm`, and the error of the stored numbers on top."""
         start = time.perf_counter()
         linear = self.map
+        if 0 in (*linear.source, *linear.target):
+            return Measured(0.0, 0.0, "nothing goes in, or nothing comes out")
         if isinstance(linear, Move):
             root = math.isqrt(linear.repetition)
             lower = float(root) if root * root == linear.repetition else root_down(linear.repetition)

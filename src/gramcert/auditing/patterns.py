@@ -194,16 +194,21 @@ class Patterns:
             jumping = self.b.unbounded((x,), x.shape, "the root of a choice jumps")
             self._rooted[jumping.name] = self._guarded[x.name]
             return jumping
-        node, square, count, epsilon = self.b.node(x), 1.0, 1, 0.0
+        node, square, epsilon, axes, is_length = self.b.node(x), 1.0, 0.0, set[int](), True
         while isinstance(node.operation, LinearMap):
             shift, most = self._shifts.get(node.name, 0.0), _largest_column_sum(node.operation)
             if most is None or not shift >= 0:
                 return activation(self.b, x, "sqrt")
             square = up(square * most) if most != 1 else square
             is_mean = isinstance(node.operation, AxisMatrix) and node.operation.kind == "mean"
-            count = count * self._node(node.inputs[0]).shape[node.operation.axis] if is_mean else count  # type: ignore[attr-defined]
-            plain = is_mean or self._is_shift(node) or (isinstance(node.operation, Move) and node.operation.is_view)
-            epsilon = epsilon + shift if plain else math.nan
+            # For a normalisation: means over axes of d, then only what keeps their order, ε added once.
+            if isinstance(node.operation, AxisMatrix):
+                is_length = is_length and is_mean
+                axes.add(node.operation.axis)
+            else:
+                is_view = isinstance(node.operation, Move) and node.operation.is_view
+                is_length = is_length and not axes and (is_view or self._is_shift(node))
+            epsilon += shift
             node = self._node(node.inputs[0])
         if not isinstance(node.operation, Unbounded) or node.operation.reason != SQUARE:
             return activation(self.b, x, "sqrt")
@@ -211,8 +216,8 @@ class Patterns:
         constant = root_up(square) if square != 1 else 1.0
         why = "the root of the largest column sum"
         result = self.b.nonlinear(origin, Nonlinear(constant, "l2 pool", why=why), x.shape)
-        if epsilon > 0:
-            self._lengths[result.name] = (origin.name, count, epsilon)
+        if is_length and epsilon > 0 and x.shape == tuple(1 if a in axes else n for a, n in enumerate(origin.shape)):
+            self._lengths[result.name] = (origin.name, math.prod(origin.shape[a] for a in axes), epsilon)
         return result
 
     def _affine(self, x: Variable) -> tuple[Node, float, float]:

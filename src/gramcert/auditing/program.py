@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -45,6 +46,7 @@ class Program:
         calls: what is done.
         outputs: names of the results.
         changed: buffers that the program overwrites, as names for people.
+        types: of the inputs, float32 where nothing is said.
     """
 
     inputs: dict[str, tuple[int | None, ...]]
@@ -52,3 +54,4 @@ class Program:
     calls: list[Call]
     outputs: tuple[str, ...]
     changed: tuple[str, ...] = field(default=())
+    types: dict[str, torch.dtype] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Models of every kind as one graph."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from gramcert.auditing.architectures import ARCHITECTURES, build
 from gramcert.auditing.archive import read_archive
 from gramcert.auditing.aten import Translator
-from gramcert.auditing.graph import Builder, Graph
+from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph
 from gramcert.auditing.linear import Shape
 from gramcert.auditing.program import BadModel, Program
 from gramcert.auditing.traced import traced
@@ -139,6 +140,10 @@ def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
     tensors = [*model.parameters(), *model.buffers()]
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    if any(tensor.layout != torch.strided or tensor.is_meta for tensor in tensors):
+        raise TypeError(f"{call}(model): expected dense tensors with values, got sparse or meta tensors")
+    if math.prod(input_shape) > MOST_ENTRIES:
+        raise ValueError(f"{call}(input_shape={input_shape}): expected at most {MOST_ENTRIES} entries")
     example = torch.zeros(1, *input_shape, dtype=dtype, device=device)
     with torch.no_grad():
         try:

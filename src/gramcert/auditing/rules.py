@@ -33,10 +33,10 @@ def exact(tensor: Tensor, what: str = "weight") -> Tensor:
 
 
 def typed(value: float, like: torch.dtype) -> float:
-    """A number as the model's own type has it: torch rounds scalars to the type of the tensor they meet."""
+    """A number as the model has it: torch rounds scalars to the type of the tensor they meet, at least to float32."""
     if not math.isfinite(value):
         raise Unknown(f"a number that is not finite, {value}")
-    return float(torch.tensor(value, dtype=like))
+    return float(torch.tensor(value, dtype=torch.float64 if like == torch.float64 else torch.float32))
 
 
 # Linear maps
@@ -98,8 +98,8 @@ def batch_norm(
 
 def times(b: Builder, x: Variable, constant: Tensor | float, like: torch.dtype, *, divide: bool = False) -> Variable:
     """Times a constant, or divided by it."""
-    value = exact(constant, "factor") if isinstance(constant, Tensor) else torch.tensor(typed(float(constant), like))
-    value = value.double()
+    number = constant if isinstance(constant, Tensor) else typed(float(constant), like)
+    value = exact(torch.as_tensor(number, dtype=None if isinstance(number, Tensor) else torch.float64), "factor")
     if not divide:
         return b.scaled(x, value)
     if bool((value == 0).any()):
@@ -113,6 +113,12 @@ def average(b: Builder, x: Variable, windows: list[Tensor], name: str = "average
     for axis, window in enumerate(windows, x.dim - len(windows)):
         rows, columns = absolute_sums(window)
         distance = up(gamma(4) * root_up(up(rows * columns)))
+        if name == "upsample":
+            # Coordinates of up to n places, rounded a few times, move the four weights of a row, whose slopes are at
+            # most 2.25, by up to 64·nu each; a column has at most 4(m/n + 2) of them.
+            outputs, inputs = window.shape
+            entry = 64 * max(outputs, inputs) * gamma(1)
+            distance = up(distance + up(entry * root_up(16.0 * (outputs // inputs + 3))))
         x = b.linear(x, AxisMatrix(x.shape, window, axis, distance, name))
     return x
 

@@ -33,7 +33,7 @@ def of_exported(exported: torch.export.ExportedProgram) -> Program:
                 raise BadModel(f"{spec.target}: expected a tensor, got {type(found).__name__}")
             tensors[spec.arg.name] = found.detach()
     inputs: dict[str, tuple[int | None, ...]] = {}
-    calls, outputs = [], ()
+    calls, outputs, types = [], (), dict[str, torch.dtype]()
     for node in exported.graph.nodes:
         if node.op == "placeholder":
             if node.name not in tensors:
@@ -41,16 +41,22 @@ def of_exported(exported: torch.export.ExportedProgram) -> Program:
                 if not isinstance(value, torch.Tensor):
                     raise BadModel(f"{node.name}: expected a tensor as input, got {type(value).__name__}")
                 inputs[node.name] = tuple(n if isinstance(n, int) else None for n in value.shape)
+                types[node.name] = value.dtype
         elif node.op == "output":
             kinds = torch.export.graph_signature.OutputKind
-            wanted = [spec.arg.name for spec in signature.output_specs if spec.kind is kinds.USER_OUTPUT]
+            wanted = [
+                spec.arg.name
+                for spec in signature.output_specs
+                if spec.kind is kinds.USER_OUTPUT
+                and not isinstance(spec.arg, torch.export.graph_signature.ConstantArgument)
+            ]
             outputs = tuple(wanted)
         elif node.op == "call_function":
             calls.append(_call(node))
         else:
             calls.append(Call(f"{node.op}.{node.target}", {}, (node.name,), node.name))
     changed = tuple(signature.buffers_to_mutate.values())
-    return Program(inputs, tensors, calls, outputs, changed)
+    return Program(inputs, tensors, calls, outputs, changed, types)
 
 
 def _call(node: torch.fx.Node) -> Call:

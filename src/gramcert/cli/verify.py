@@ -59,6 +59,7 @@ def _table(result: Verification) -> Table:
 def _verdict(result: Verification) -> Text:
     if result.holds:
         what = "the model is unbounded, as it says" if math.isinf(result.upper) else f"L ≤ {shown_up(result.upper)}"
+        what += f" for inputs of shape {'×'.join(map(str, result.input_shape))}"
         claims = f"{len(result.checks)} claims proved anew in {shown_seconds(result.seconds)}"
         return Text(f"\nthe certificate holds: {what}", "bold green").append(f"\n{claims}", "dim")
     text = Text("\nthe certificate does NOT hold", "bold red")
@@ -71,6 +72,7 @@ def _as_json(result: Verification) -> dict[str, object]:
     return {
         "holds": result.holds,
         "upper": UNBOUNDED if math.isinf(result.upper) else result.upper,
+        "input_shape": list(result.input_shape),
         "problems": list(result.problems),
         "checks": [
             {
