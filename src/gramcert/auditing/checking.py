@@ -55,6 +55,9 @@ MOST_CELLS, BATCH_ENTRIES = 2**16, 2**21
 # Entries of a dense Gram matrix, or of a block of one; and order of the smallest block.
 MOST_NUMBERS, SMALLEST_BLOCK = 2**26, 256
 
+# Channels from which sparse products are faster block by block.
+SMALLEST_DENSE = 4
+
 Array = np.ndarray[Any, Any]
 
 
@@ -303,7 +306,7 @@ def _by_matrices(linear: Convolve, level: float) -> Proof:
         matrix = _sparse(kernel, linear)
         if matrix is None or not np.any(matrix.data):
             continue
-        found = _sparse_below(matrix, level)
+        found = _sparse_below(matrix, level, kernel.shape[:2])
         if not found.proved:
             return found
         method = found.method
@@ -355,8 +358,11 @@ def _selection(size: int, outputs: int, stride: int, offset: int, mode: PaddingM
     return sparse.csr_array((ones, (rows[inside], places[inside])), shape=(outputs, size))
 
 
-def _sparse_below(matrix: Any, level: float) -> Proof:
-    matrix = matrix.tocsr() if matrix.shape[0] <= matrix.shape[1] else matrix.T.tocsr()
+def _sparse_below(matrix: Any, level: float, block: tuple[int, ...]) -> Proof:
+    """A sparse matrix of dense blocks of that shape."""
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix, block = matrix.T, block[::-1]
+    matrix = matrix.tocsr()
     exponent = math.frexp(float(abs(matrix).max()))[1]
     matrix, level = matrix * 2.0**-exponent, math.ldexp(level, -exponent)
     rows, columns = matrix.shape
@@ -367,7 +373,8 @@ def _sparse_below(matrix: Any, level: float) -> Proof:
     # Entries where pixels repeat are themselves sums of a few weights.
     one, infinity = (up(float(sizes.sum(axis=axis).max()) * (1 + 2 * gamma(rows + columns))) for axis in (0, 1))
     rounding = up(up(gamma(terms + 16) * up(one * infinity)) + underflow(16 * terms * rows))
-    gram = (matrix @ matrix.T).tocsr()
+    blocks = matrix.tobsr(block) if min(block) >= SMALLEST_DENSE else matrix
+    gram = (blocks @ blocks.T).tocsr()
     offsets = gram.tocoo()
     width = int((offsets.row - offsets.col).max())
     if rows <= 2 * width or rows <= 1024:

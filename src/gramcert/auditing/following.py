@@ -246,7 +246,7 @@ class Follower:
     def _joined(self, node: Node) -> None:
         parts = [self.constants[value] for value in node.inputs]
         if isinstance(node.operation, Sum):
-            constant, name, note = _sum_up(parts), "sum", f"sum of {' + '.join(_short(parts))}"
+            constant, name, note = _sum_up(parts), "sum", " + ".join(_short(parts))
         else:
             assert isinstance(node.operation, Joint)
             constant, name = self._together(parts), node.operation.name

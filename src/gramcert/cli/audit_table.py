@@ -50,8 +50,12 @@ def _rows(audit: Audit, wide: bool) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row, cells in zip(audit.rows, numbers, strict=True):
         # Padding by zeros is what everyone expects; the page says it.
-        geometry = [Text(shown_text((row.geometry or row.kind).replace(", zeros", "")))] if wide else []
-        table.add_row(Text(shown_text(row.name)), *geometry, *(cells[name] for name in used))
+        about = row.geometry if row.lower is not None else f"{row.kind} {row.geometry}"
+        geometry = [Text(shown_text(about.replace(", zeros", "").strip()))] if wide else []
+        name = Text(shown_text(row.name))
+        if not wide:
+            name.append(f" {shown_text(row.kind)}", "dim")
+        table.add_row(name, *geometry, *(cells[heading] for heading in used))
     return table
 
 
