@@ -7,7 +7,7 @@ on the input.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,18 @@ from gramcert.auditing.graph import MOST_ENTRIES, Variable
 from gramcert.auditing.onnx_file import DTYPES, OnnxNode
 from gramcert.auditing.rules import REAL, Unknown
 
+if TYPE_CHECKING:
+    from gramcert.auditing.onnx_nodes import Translator
+
 # Products in a matrix product of constants, and integers that say what an operator is to do.
 MOST_PRODUCTS, MOST_INTEGERS = 2**34, 2**12
+
+Value = Variable | Tensor
+Result = Value | list[Variable] | list[Value]
+Rule = Callable[["Translator", "Call"], Result]
+
+# The numbers of the file are taken as they are: an attribute is a float32, a constant has its own type.
+EXACT = torch.float64
 
 Results = Tensor | list[Tensor]
 Move = Callable[[Tensor, "Call"], Results]

@@ -52,10 +52,10 @@ def _rows(audit: Audit, wide: bool) -> Table:
         # Padding by zeros is what everyone expects; the page says it.
         about = row.geometry if row.lower is not None else f"{row.kind} {row.geometry}"
         geometry = [Text(shown_text(about.replace(", zeros", "").strip()))] if wide else []
-        name = Text(shown_text(row.name))
+        layer = Text(shown_text(row.name))
         if not wide:
-            name.append(f" {shown_text(row.kind)}", "dim")
-        table.add_row(name, *geometry, *(cells[heading] for heading in used))
+            layer.append(f" {shown_text(row.kind)}", "dim")
+        table.add_row(layer, *geometry, *(cells[heading] for heading in used))
     return table
 
 

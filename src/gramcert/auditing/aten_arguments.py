@@ -1,0 +1,193 @@
+"""The arguments of one call of an operator of torch, and what all of its rules need."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gramcert.auditing import rules
+from gramcert.auditing.graph import MOST_ENTRIES, Variable
+from gramcert.auditing.program import Call
+from gramcert.auditing.rules import Unknown
+
+if TYPE_CHECKING:
+    from gramcert.auditing.aten import Translator
+
+Rule = Callable[["Translator", "Arguments"], Any]
+
+
+def registering(table: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:
+    """A decorator that puts a rule into a table under the names of operators."""
+
+    def rule(*names: str) -> Callable[[Rule], Rule]:
+        def register(function: Rule) -> Rule:
+            table.update(dict.fromkeys(names, function))
+            return function
+
+        return register
+
+    return rule
+
+
+class Arguments:
+    """The arguments of one call: constants, and :class:`Variable` for what depends on the input."""
+
+    def __init__(self, call: Call, values: dict[str, Any]) -> None:
+        self.target, self.values = call.target, values
+        self.parts = call.target.split(".")
+
+    @property
+    def op(self) -> str:
+        """Name without namespace, overload, and the mark of operators that overwrite their input."""
+        return self.parts[1].rstrip("_") if len(self.parts) > 1 else self.parts[0]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it overwrites its first argument."""
+        return len(self.parts) > 1 and self.parts[1].endswith("_") and not self.parts[1].endswith("__")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An argument that may be left out."""
+        value = self.values.get(name, default)
+        return default if value is None else value
+
+    def x(self, *names: str) -> Variable:
+        """The value it acts on."""
+        for name in names or ("self", "input", "x"):
+            value = self.values.get(name)
+            if isinstance(value, Variable):
+                return value
+        raise Unknown("a constant where a value that depends on the input was expected")
+
+    def constant(self, name: str) -> Tensor | None:
+        """A tensor that does not depend on the input, or ``None``."""
+        value = self.values.get(name)
+        if isinstance(value, Variable):
+            raise Unknown(f"its {name} depends on the input")
+        if isinstance(value, Opaque):
+            raise Unknown(f"its {name} is not known: {value.reason}")
+        return value if isinstance(value, Tensor) else None
+
+    def weight(self, name: str = "weight") -> Tensor:
+        """A tensor that does not depend on the input."""
+        value = self.constant(name)
+        if value is None:
+            raise Unknown(f"without a {name}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A number."""
+        value = self.get(name, default)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        if not isinstance(value, (int, float)):
+            raise Unknown(f"its {name} is not a number")
+        if not math.isfinite(value):
+            raise Unknown(f"its {name} is not finite")
+        return float(value)
+
+    def ints(self, name: str, default: Any = None) -> list[int]:
+        """Integers."""
+        value = self.get(name, default)
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(item, int) for item in values):
+            raise Unknown(f"its {name} are not integers")
+        return values
+
+    def per_axis(self, name: str, axes: int, default: Any) -> list[int]:
+        """One integer per axis."""
+        values = self.ints(name, default) or self.ints("", default)
+        return values * axes if len(values) == 1 else values
+
+
+class Opaque:
+    """A constant that was not computed, for a reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def run(target: str, values: dict[str, Any]) -> Any:
+    """An operator of torch by its name, after its result's size was looked at without making it."""
+    _, op, overload = target.split(".")
+    function = getattr(getattr(torch.ops.aten, op), overload)
+    clean = {name: value for name, value in values.items() if name not in ("pin_memory", "layout", "device")}
+    takes_device = any(argument.name == "device" for argument in function._schema.arguments)
+    planned = function(**_on_meta(clean), **({"device": "meta"} if takes_device else {}))
+    total = sum(
+        part.numel()
+        for part in (planned if isinstance(planned, (list, tuple)) else [planned])
+        if isinstance(part, Tensor)
+    )
+    if total > MOST_ENTRIES:
+        raise Unknown(f"a constant of {total} entries")
+    return function(**clean)
+
+
+def require_real(dtype: Any) -> None:
+    """Refuse types whose values jump."""
+    if isinstance(dtype, torch.dtype) and dtype not in rules.REAL:
+        raise Unknown(f"rounding to {str(dtype).removeprefix('torch.')} jumps")
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to("meta")
+    if isinstance(value, dict):
+        return {name: _on_meta(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_on_meta(item) for item in value]
+    return value
+
+
+def variables_in(values: Any) -> list[Variable]:
+    """All values that depend on the input, in lists too."""
+    if isinstance(values, Variable):
+        return [values]
+    if isinstance(values, Opaque):
+        return []
+    items = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else []
+    return [found for item in items for found in variables_in(item)]
+
+
+def constants_in(values: Any) -> list[object]:
+    """What is left of the arguments without the values that depend on the input."""
+    if isinstance(values, (Variable, Opaque)):
+        return []
+    if isinstance(values, dict):
+        return [found for name in sorted(values) for found in (name, *constants_in(values[name]))]
+    if isinstance(values, (list, tuple)):
+        return [found for item in values for found in constants_in(item)]
+    return [values]
+
+
+def known(value: Any) -> Any:
+    """A value or constant, unless it is one that was not computed."""
+    if isinstance(value, Opaque):
+        raise Unknown(value.reason)
+    return value
+
+
+def number_of(value: Any) -> float | None:
+    """A number, also as a tensor with one entry."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def spread(t: "Translator", x: Variable, *others: Any) -> Variable:
+    """A value repeated to the shape that it has beside others."""
+    shape = tuple(torch.broadcast_shapes(x.shape, *(tuple(getattr(other, "shape", ())) for other in others)))
+    return x if shape == x.shape else t.b.moved(x, lambda places: places.expand(shape), "expand")
+
+
+def with_bias(t: "Translator", a: Arguments, x: Variable) -> Variable:
+    """Constants that were added are noted, so that no pattern overlooks them."""
+    return x if a.constant("bias") is None else t.patterns.shifted(x, None)
+
+
+def further_results(t: "Translator", a: Arguments, count: int) -> list[Variable]:
+    """Further results, of which nothing is known."""
+    return [t.b.unbounded((a.x(),), (), f"{a.op}: its further results are not followed") for _ in range(count)]

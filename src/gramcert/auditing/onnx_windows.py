@@ -1,0 +1,239 @@
+"""Operators of ONNX: pooling, reductions, resizing."""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gramcert.auditing import rules
+from gramcert.auditing.graph import Nonlinear, Variable
+from gramcert.auditing.onnx_constants import (
+    EXACT,
+    Call,
+    Rule,
+    axis_of,
+    bounded,
+    reduced_axes,
+    register,
+)
+from gramcert.auditing.onnx_layers import pads, per_axis
+from gramcert.auditing.rules import Unknown
+from gramcert.rounding import root_up
+
+if TYPE_CHECKING:
+    from gramcert.auditing.onnx_nodes import Translator
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register what some operators do."""
+    return register(RULES, names)
+
+
+def _windows(c: Call) -> tuple[list[int], list[int], list[tuple[int, int]], list[int], bool]:
+    """Taps, strides, padding, dilations and whether sizes are rounded up."""
+    x, taps = c.x(), c.integers("kernel_shape") or []
+    if x.dim < 3 or len(taps) != x.dim - 2:
+        raise Unknown(f"windows {taps} of an input of shape {x.shape}")
+    strides, dilations = (per_axis(c, name, len(taps)) for name in ("strides", "dilations"))
+    return taps, strides, pads(c, x.shape[2:], taps, strides, dilations), dilations, bool(c.integer("ceil_mode", 0))
+
+
+@rule("MaxPool")
+def _max_pool(t: "Translator", c: Call) -> Variable:
+    taps, strides, padding, dilations, round_up = _windows(c)
+    return rules.max_pool(t.b, c.x(), taps, strides, padding, dilations, round_up=round_up)
+
+
+@rule("AveragePool")
+def _average_pool(t: "Translator", c: Call) -> Variable:
+    x, (taps, strides, padding, dilations, round_up) = c.x(), _windows(c)
+    if set(dilations) != {1}:
+        raise Unknown("dilated averages")
+    counted = bool(c.integer("count_include_pad", 0))
+    for size, s, pair in zip(x.shape[2:], strides, padding, strict=True):
+        bounded([size, (size + sum(pair)) // s])
+    windows = [
+        rules.average_matrix(size, k, s, *pair, round_up=round_up, count_padding=counted)
+        for size, k, s, pair in zip(x.shape[2:], taps, strides, padding, strict=True)
+    ]
+    return rules.average(t.b, x, windows)
+
+
+@rule("LpPool")
+def _lp_pool(t: "Translator", c: Call) -> Variable:
+    """Norms of windows: each entry is counted in how many of them it is."""
+    x, (taps, strides, padding, dilations, round_up) = c.x(), _windows(c)
+    _require_two(c)
+    shares, sizes = 1, []
+    for size, k, s, (before, after), d in zip(x.shape[2:], taps, strides, padding, dilations, strict=True):
+        count, places = rules.windows_of(size, k, s, before, after, d, round_up=round_up)
+        inside = places[(places >= 0) & (places < size)]
+        shares *= int(torch.bincount(inside, minlength=1).max())
+        sizes.append(count)
+    constant = 1.0 if shares <= 1 else root_up(shares)
+    why = f"√{shares}: a place is in up to {shares} windows"
+    return t.b.nonlinear(x, Nonlinear(constant, "l2 pool", why=why), (*x.shape[:2], *sizes))
+
+
+def _require_two(c: Call) -> None:
+    if c.node.attributes.get("p", 2) != 2:
+        raise Unknown("a norm of another order than 2")
+
+
+@rule("GlobalAveragePool")
+def _global_average(t: "Translator", c: Call) -> Variable:
+    return rules.reduce_linear(t.b, c.x(), _spatial(c), keep=True, mean=True)
+
+
+def _spatial(c: Call) -> list[int]:
+    if c.x().dim < 3:
+        raise Unknown("without spatial axes")
+    return list(range(2, c.x().dim))
+
+
+@rule("GlobalMaxPool", "GlobalLpPool")
+def _global_pool(t: "Translator", c: Call) -> Variable:
+    if c.op == "GlobalLpPool":
+        _require_two(c)
+    return _reduced(t, c, _spatial(c), keep=True)
+
+
+@rule("ReduceMean", "ReduceSum", "ReduceL1")
+def _reduce_linear(t: "Translator", c: Call) -> Variable:
+    x = c.x()
+    axes = reduced_axes(c, x.dim)
+    x = rules.activation(t.b, x, "abs") if c.op == "ReduceL1" else x
+    if not axes:
+        return t.b.same(x)
+    return rules.reduce_linear(t.b, x, axes, keep=bool(c.integer("keepdims", 1)), mean=c.op == "ReduceMean")
+
+
+@rule("ReduceMax", "ReduceMin", "ReduceL2", "ReduceLogSumExp")
+def _reduce(t: "Translator", c: Call) -> Variable:
+    return _reduced(t, c, reduced_axes(c, c.x().dim), keep=bool(c.integer("keepdims", 1)))
+
+
+def _reduced(t: "Translator", c: Call, axes: list[int], *, keep: bool) -> Variable:
+    """One entry of disjoint groups: its gradient is no longer than 1."""
+    x = c.x()
+    shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes)
+    names = {"ReduceL2": "l2 norm", "GlobalLpPool": "l2 norm", "ReduceLogSumExp": "log sum exp"}
+    name = names.get(c.op, "largest entry")
+    return t.b.nonlinear(x, Nonlinear(1.0, name, why="of disjoint parts, each with a gradient of at most 1"), shape)
+
+
+@rule("TopK")
+def _top_k(t: "Translator", c: Call) -> Variable:
+    x = c.x()
+    axis = axis_of(c.integer("axis", -1), x.dim)
+    count = c.integer("k") if c.opset < 10 else int(c.constant(1, "count"))
+    if not c.integer("sorted", 1) or not 1 <= count <= x.shape[axis]:
+        raise Unknown("in an order that is not known")
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    return t.b.nonlinear(x, Nonlinear(1.0, "largest entries", why="entries of a sorted value"), shape)
+
+
+# Resizing
+
+
+@rule("Resize", "Upsample")
+def _resize(t: "Translator", c: Call) -> Variable:
+    x, plain = c.x(), c.op == "Upsample" or c.opset < 11
+    if c.integer("antialias", 0) or c.integer("exclude_outside", 0):
+        raise Unknown("filters that depend on the border or the scale")
+    if c.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise Unknown("sizes that keep the aspect ratio")
+    axes = c.axes(x.dim, None)
+    axes = list(range(x.dim)) if axes is None else axes
+    outputs, scales = _resized(c, [x.shape[axis] for axis in axes], plain)
+    mode = c.text("mode", "nearest")
+    place = "asymmetric" if plain else c.text("coordinate_transformation_mode", "half_pixel")
+    rounding = "floor" if plain else c.text("nearest_mode", "round_prefer_floor")
+    windows: dict[int, Tensor] = {}
+    a = Fraction(c.real("cubic_coeff_a", -0.75))
+    for axis, out, scale in zip(axes, outputs, scales, strict=True):
+        size = x.shape[axis]
+        bounded([max(out, 2**11), max(size, 2**11)])
+        places = [_original(place, i, size, out, scale) for i in range(out)]
+        if places != list(range(size)):
+            windows[axis] = _interpolation(places, size, mode, rounding, a)
+    if not windows:
+        return t.b.same(x)
+    trailing = range(min(windows), x.dim)
+    bounded([max(x.shape[axis] for axis in trailing)] * 2)
+    matrices = [windows[axis] if axis in windows else torch.eye(x.shape[axis], dtype=EXACT) for axis in trailing]
+    return rules.average(t.b, x, matrices, "upsample")
+
+
+def _resized(c: Call, sizes: list[int], plain: bool) -> tuple[list[int], list[Fraction]]:
+    """New sizes and scales of some axes."""
+    given = c.node.attributes.get("scales")
+    factors = c.optional(1 if plain else 2, "scales")
+    values = given if given is not None else factors.flatten().tolist() if factors is not None else []
+    wanted = None if plain else c.optional(3, "sizes")
+    if wanted is not None and wanted.numel():
+        outputs = [int(size) for size in wanted.flatten().tolist()]
+        scales = [Fraction(out, size) for out, size in zip(outputs, sizes, strict=True)]
+    else:
+        scales = [Fraction(value) for value in values]
+        outputs = [math.floor(size * scale) for size, scale in zip(sizes, scales, strict=True)]
+    if min(outputs, default=0) < 1 or min(scales) <= 0:
+        raise Unknown(f"resizing {sizes} to {outputs}")
+    return outputs, scales
+
+
+def _original(mode: str, place: int, size: int, out: int, scale: Fraction) -> Fraction:
+    """Where a place of the result is in the source, as the format defines it, without rounding."""
+    half = Fraction(1, 2)
+    if mode == "asymmetric":
+        return place / scale
+    if mode == "align_corners" and out == size * scale:
+        return Fraction(place * (size - 1), out - 1) if out > 1 else Fraction(0)
+    if mode == "pytorch_half_pixel" and out == 1:
+        return Fraction(0)
+    if mode in ("half_pixel", "pytorch_half_pixel"):
+        return (place + half) / scale - half
+    if mode == "half_pixel_symmetric":
+        return size * half * (1 - out / (size * scale)) + (place + half) / scale - half
+    raise Unknown(f"coordinates of the kind {mode}")
+
+
+def _interpolation(places: list[Fraction], size: int, mode: str, rounding: str, a: Fraction) -> Tensor:
+    """The matrix along one axis: which entries each place of the result is made of, the border repeated."""
+    matrix = torch.zeros(len(places), size, dtype=torch.float64)
+    for row, place in enumerate(places):
+        weights: dict[int, Fraction] = {}
+        for index, weight in _taps(place, mode, rounding, a):
+            column = max(0, min(size - 1, index))
+            weights[column] = weights.get(column, Fraction(0)) + weight
+        for column, weight in weights.items():
+            matrix[row, column] = float(weight)
+    return matrix
+
+
+def _taps(place: Fraction, mode: str, rounding: str, a: Fraction) -> list[tuple[int, Fraction]]:
+    below = math.floor(place)
+    ratio, one = place - below, Fraction(1)
+    if mode == "linear":
+        return [(below, 1 - ratio), (below + 1, ratio)]
+    if mode == "cubic":  # https://ieeexplore.ieee.org/document/1163711, equation 4
+        return [(below + offset, _cubic(abs(ratio - offset), a)) for offset in (-1, 0, 1, 2)]
+    half = Fraction(1, 2)
+    nearest = {
+        "floor": below,
+        "ceil": math.ceil(place),
+        "round_prefer_floor": math.ceil(place - half),
+        "round_prefer_ceil": math.floor(place + half),
+    }
+    if mode != "nearest" or rounding not in nearest:
+        raise Unknown(f"interpolation of the kind {mode}, {rounding}")
+    return [(nearest[rounding], one)]
+
+
+def _cubic(s: Fraction, a: Fraction) -> Fraction:
+    return (a + 2) * s**3 - (a + 3) * s**2 + 1 if s <= 1 else a * (s**3 - 5 * s**2 + 8 * s - 4)
