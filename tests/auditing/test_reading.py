@@ -56,7 +56,7 @@ def test_a_certificate_of_one_file_is_not_one_of_another(files):
 
 
 @pytest.mark.parametrize(
-    ("shape", "message"), [((3, 8), r"input .* has the shape 1,3,8,8"), ((3, 9, 8), r"got --input-shape 3,9,8")]
+    ("shape", "message"), [((3, 8), r"its input x has the shape 1,3,8,8, got 3,8"), ((3, 9, 8), r"got 3,9,8")]
 )
 def test_other_shapes_than_the_file_has_are_refused(files, shape, message):
     with pytest.raises(ValueError, match=message):

@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramcert
+from gramcert.auditing.aten import Translator
 from gramcert.auditing.certificate import seal
+from gramcert.auditing.graph import Unbounded
+from gramcert.auditing.program import Call, Program, Ref
 from reference import sigma
 
 
@@ -145,6 +148,42 @@ CASES = {
 }
 
 
+def overlapping(x):
+    v = x * 1
+    y = v.unfold(1, 2, 1)
+    y.mul_(2)
+    return y
+
+
+def unsafe(x):
+    v = x * 1
+    v.unsafe_split(2, 1)[0].mul_(9)
+    return v
+
+
+def statistics(x, mean, variance):
+    F.batch_norm(x, mean, variance, training=True, momentum=1.0)
+    return x * variance
+
+
+def comparison_as_type(x):
+    return x.type_as(x > 0) * 100.0
+
+
+CASES |= {
+    "an overlapping view written into": (overlapping, (4,), {}),
+    "an unsafe split": (unsafe, (4,), {}),
+    "statistics that are updated": (statistics, (1, 8), {"m": torch.zeros(1), "v": torch.ones(1)}),
+    "the type of a comparison": (comparison_as_type, (4,), {}),
+    "the type of an index": (lambda x: x.type_as(x.argmax(1)) * 1.0, (4,), {}),
+    "shifts that cancel": (
+        lambda x: (((x.double() + 1.0) + 1e-17) - 1.0) * torch.sigmoid(x.double() * 1e38),
+        (4,),
+        {},
+    ),
+}
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_no_pair_of_inputs_is_further_apart_than_the_constant(name):
@@ -266,3 +305,100 @@ def test_what_ran_out_of_time_is_not_kept(tmp_path):
     fine = gramcert.audit(model, (8, 16, 16), tol=1e-2, cache=tmp_path)
     again = gramcert.audit(model, (8, 16, 16), tol=1e-6, cache=tmp_path, max_seconds=60)
     assert again.upper < fine.upper < rough.upper
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: (x * 7).chunk(1, 1)[0], lambda x: x.split(4, 1)[0] * 7, lambda x: (7 * x).unbind(0)[0]],
+)
+def test_lists_of_one_part_are_followed_in_files_too(function, tmp_path):
+    torch.export.save(torch.export.export(Function(function), (torch.randn(1, 4),)), tmp_path / "model.pt2")
+    assert gramcert.audit(tmp_path / "model.pt2", (4,)).upper == gramcert.audit(Function(function), (4,)).upper == 7
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layer", [gramcert.nn.SLLLinear(4, 4), gramcert.nn.MaxMin()])
+@pytest.mark.parametrize("change", ["hook", "pre-hook", "forward"])
+def test_hooks_and_changed_layers_of_this_package_are_not_overlooked(layer, change):
+    layer = copy.deepcopy(layer).eval()
+    if change == "hook":
+        layer.register_forward_hook(lambda module, inputs, output: 10 * output)
+    elif change == "pre-hook":
+        layer.register_forward_pre_hook(lambda module, inputs: (10 * inputs[0],))
+    else:
+        layer.forward = lambda x: 10 * x
+    for model in (layer, nn.Sequential(layer)):
+        assert gramcert.audit(model, (4,)).upper >= 9
+        exported, x = gramcert.nn.export(model), torch.randn(1, 4)
+        assert torch.allclose(exported(x), model(x))
+
+
+class Changing(nn.Module):
+    """Its buffers are other ones after each call."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.register_buffer("a", torch.ones(4))
+        self.register_buffer("b", self.a.view(4))
+        self.way = way
+
+    def forward(self, x):
+        y = x * self.b
+        if self.way == "in place":
+            self.a.mul_(50.0)
+        elif self.way == "through a view":
+            self.a[:2].mul_(50.0)
+        else:
+            self.a = self.a * 50.0
+        return y
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["in place", "through a view", "assigned"])
+def test_models_that_change_their_buffers_are_unbounded(way, tmp_path):
+    found = gramcert.audit(Changing(way), (4,))
+    assert found.upper == math.inf
+    assert "changes its own" in found.reasons[0]
+    torch.export.save(torch.export.export(Changing(way), (torch.zeros(1, 4),)), tmp_path / "model.pt2")
+    assert gramcert.audit(tmp_path / "model.pt2", (4,)).upper == math.inf
+
+
+class RandomWeight(nn.Module):
+    def forward(self, weight):
+        return F.dropout(weight, 0.5, self.training)
+
+
+def test_random_weights_are_unbounded():
+    layer = nn.utils.parametrize.register_parametrization(nn.Linear(4, 4), "weight", RandomWeight())
+    assert "random" in gramcert.audit(layer.train(), (4,)).reasons[0]
+    assert gramcert.audit(layer.eval(), (4,)).upper < math.inf
+
+
+@pytest.mark.parametrize("size", [(1, 12), (3, 8), (8, 8), (16, 4)])
+@pytest.mark.parametrize("factor", [2, 4])
+def test_upsampling_verifies_its_own_certificate(size, factor):
+    model = nn.Upsample(scale_factor=factor, mode="bilinear")
+    found = gramcert.audit(model, (size[0], size[1], size[1]))
+    assert gramcert.verify(found.certificate, model).holds
+
+
+def test_shares_have_the_sign_of_what_they_do():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    with torch.no_grad():
+        model[0].weight.copy_(2 * torch.eye(4))
+        model[2].weight.copy_(0.1 * torch.eye(4))
+    grows, shrinks = (row.share for row in gramcert.audit(model, (4,)).rows)
+    assert grows > 0 > shrinks
+    assert grows + shrinks == pytest.approx(-1)
+
+
+def test_arguments_that_torch_would_ignore_are_not_used():
+    calls = [
+        Call("aten.mul.Tensor", {"self": Ref("x"), "other": 50.0}, ("y",), "y"),
+        Call("aten.linear.default", {"self": Ref("x"), "input": Ref("y"), "weight": Ref("w")}, ("z",), "z"),
+    ]
+    program = Program({"x": (1, 4)}, {"w": torch.eye(4)}, calls, ("z",))
+    graph = Translator(program).run({"x": (1, 4)})
+    assert isinstance(graph.nodes[graph.outputs["z"]].operation, Unbounded)

@@ -19,6 +19,7 @@ from typing import IO, Any, TypeVar
 import torch
 from torch import Tensor
 
+from gramcert.auditing.memory import argument_names
 from gramcert.auditing.program import BadModel, Call, Program, Ref
 
 _T = TypeVar("_T")
@@ -48,8 +49,8 @@ _LAYOUT_OF_INPUTS = re.compile(
     r"data\.pkl|data/\d+|byteorder|version|\.(data/\w+|format_version|storage_alignment)", re.ASCII
 )
 _HARMLESS = re.compile(
-    r"torch\._utils _rebuild_(tensor_v2|tensor_v3|parameter)|torch ([A-Z]\w+Storage|uint16|uint32|uint64)"
-    r"|torch\.storage UntypedStorage|collections OrderedDict",
+    r"torch\._utils _rebuild_(tensor_v2|tensor_v3|parameter)|torch ([A-Z]\w+Storage|Tensor|uint16|uint32|uint64)"
+    r"|torch\.storage UntypedStorage|torch\._tensor _rebuild_from_type_v2|collections OrderedDict",
     re.ASCII,
 )
 
@@ -71,6 +72,9 @@ _DTYPES |= {28: torch.uint16, 34: torch.uint32, 35: torch.uint64}
 _STRIDED = 7
 _MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
 _NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+# How an argument is passed: torch gives those of other kinds by their place, whatever name the file has for them.
+_KEYWORD = 2
 
 # What a model may return: tensors, and what is the same for all inputs.
 _RESULTS = ("as_tensor", "as_none", "as_int", "as_float", "as_bool", "as_string")
@@ -352,12 +356,17 @@ def _call(node: Any, known: set[str]) -> Call:
     target = _field(node, "target", str).removeprefix("torch.ops.").removeprefix("_operator.")
     if not _TARGET.fullmatch(target):
         raise BadModel(f"expected the name of an operator, got {_shown(target)}")
-    arguments = dict[str, Any]()
+    arguments, positional = dict[str, Any](), list[str]()
     for place, argument in enumerate(_field(node, "inputs", list)):
         key = _field(argument, "name", str) or str(place)  # operators without a schema have no names for them
         if key in arguments:
             raise BadModel(f"expected each argument of {target} once, got {_shown(key)} twice")
         arguments[key] = _value(_field(argument, "arg", dict))
+        if argument.get("kind") != _KEYWORD:
+            positional.append(key)
+    expected = argument_names(target)
+    if expected is not None and positional != expected[: len(positional)]:
+        raise BadModel(f"expected arguments of {target} in the order {_shown(expected)}, got {_shown(positional)}")
     _require_known(list(arguments.values()), known, target)
     outputs = list[str]()
     for place, argument in enumerate(_field(node, "outputs", list)):
@@ -366,7 +375,7 @@ def _call(node: Any, known: set[str]) -> Call:
             raise BadModel(f"expected names of the results of {target}, got {_shown(argument)}")
         # A result that is missing keeps its place, under a name that nothing can refer to.
         outputs += [f"<none {place}>"] if value is None else [_define(name, known) for name in _references(value)]
-    return Call(target, arguments, tuple(outputs), _label(node, (*outputs, target)[0]))
+    return Call(target, arguments, tuple(outputs), _label(node, (*outputs, target)[0]), unpacked=True)
 
 
 def _label(node: dict[str, Any], otherwise: str) -> str:

@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from gramcert.auditing import activations, aten_functions, aten_layers, aten_windows, rules
 from gramcert.auditing.aten_arguments import Arguments, Opaque, Rule, constants_in, require_real, run, variables_in
-from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph, Variable
+from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph, Unbounded, Variable
 from gramcert.auditing.linear import Shape
-from gramcert.auditing.memory import Memory, may_share, written_arguments
+from gramcert.auditing.memory import Memory, argument_names, may_share, written_arguments
 from gramcert.auditing.patterns import Patterns
 from gramcert.auditing.program import BadModel, Call, Program, Ref
 from gramcert.auditing.rules import Unknown
@@ -26,7 +27,7 @@ def _words(text: str) -> set[str]:
 # memory with what they are given.
 VIEWS = _words(
     "view reshape _unsafe_view permute transpose t numpy_T mT flatten unflatten squeeze unsqueeze slice select "
-    "expand expand_as narrow movedim swapaxes detach alias diagonal unfold view_as reshape_as _reshape_alias"
+    "expand expand_as narrow movedim swapaxes detach alias diagonal unfold view_as reshape_as"
 )
 COPIES = _words(
     "repeat flip roll tile index_select repeat_interleave rot90 pixel_shuffle pixel_unshuffle channel_shuffle "
@@ -34,11 +35,14 @@ COPIES = _words(
 )
 SPLITS = _words("split split_with_sizes chunk unbind tensor_split")
 
+# Views whose entries may share memory with each other.
+OVERLAPPING = {"unfold", "as_strided", "expand", "expand_as", "broadcast_to"}
+
 # What may be computed from constants alone: nothing that is random, that reads files or that can hang.
 CONSTANT = _words(
     "add sub mul div neg abs sqrt rsqrt reciprocal exp log pow sum mean amax amin clamp clamp_min clamp_max "
     "maximum minimum cat stack matmul mm bmm full zeros ones arange full_like zeros_like ones_like scalar_tensor "
-    "empty_like clone contiguous lift_fresh_copy lift_fresh _to_copy to type_as where eq ne lt le gt ge relu "
+    "clone contiguous lift_fresh_copy lift_fresh _to_copy to type_as where eq ne lt le gt ge relu "
     "sigmoid tanh norm linalg_vector_norm square rsub linspace floor floor_divide remainder logical_not "
     "logical_and logical_or sin cos _weight_norm _weight_norm_interface var std softmax _softmax log_softmax eye "
     "new_zeros new_ones new_full"
@@ -49,13 +53,13 @@ SAME = _words(
 )
 
 REASONS = {
-    "scaled_dot_product_attention": "attention has no Lipschitz constant on all inputs",
-    "multi_head_attention_forward": "attention has no Lipschitz constant on all inputs",
+    "scaled_dot_product_attention": "attention: a product of values that both depend on the input",
+    "multi_head_attention_forward": "attention: a product of values that both depend on the input",
     "cond": "control flow that depends on data",
     "while_loop": "control flow that depends on data",
     "embedding": "an embedding of indices",
-    "lstm": "a recurrent layer",
-    "gru": "a recurrent layer",
+    "lstm": "recurrent layers multiply values that depend on the input",
+    "gru": "recurrent layers multiply values that depend on the input",
     "glu": "a product of two values that both depend on the input",
     "rrelu_with_noise": "a random slope",
     "bernoulli": "random numbers",
@@ -63,6 +67,8 @@ REASONS = {
     "randn_like": "random numbers",
     "native_dropout": "dropout in training mode is random",
     "item": "control flow that depends on data",
+    **dict.fromkeys(("gt", "lt", "ge", "le", "ne", "isnan", "isinf", "logical_not"), "a comparison jumps"),
+    **dict.fromkeys(("argmax", "argmin", "nonzero", "argsort"), "an index jumps"),
 }
 
 RULES: dict[str, Rule] = {**aten_layers.RULES, **aten_windows.RULES, **aten_functions.RULES}
@@ -87,6 +93,7 @@ class Translator:
         self.patterns = Patterns(self.b)
         self._values: dict[str, Any] = dict(program.tensors)
         self._memory = Memory()
+        self.changes: list[str] = []  # calls that overwrite parameters or buffers
         self._types: dict[str, torch.dtype] = {}  # of values that depend on the input, by the names of their nodes
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
@@ -98,14 +105,19 @@ class Translator:
             values = {name: self._resolve(value) for name, value in call.arguments.items()}
             result = self._result(call, Arguments(call, values))
             for x in variables_in(result):
-                self._types.setdefault(x.name, self._type_after(values))
+                if not isinstance(self.b.node(x).operation, Unbounded):  # whose type is not known
+                    self._types.setdefault(x.name, self._type_after(call, values))
             self._bind(call, result)
         for name in self.program.outputs:
             value = self._read(name)
-            if isinstance(value, Opaque):  # it may be random, or overwritten by what depends on the input
+            if self.changes:
+                value = Opaque(f"{self.changes[0]}: it changes its own parameters or buffers when it is called")
+            if not isinstance(value, (Variable, Tensor, int, float, NoneType)):
+                # It may be random, or overwritten by what depends on the input.
                 self.b.at(name, "output", [])
-                inputs = tuple(self._values[name] for name in shapes)
-                value = self.b.unbounded(inputs, (), value.reason)
+                inputs = tuple(self._values[name] for name in shapes if isinstance(self._values[name], Variable))
+                reason = value.reason if isinstance(value, Opaque) else "a result that is not a tensor"
+                value = self.b.unbounded(inputs, (), reason)
             self.b.output(name, value)
         return self.b.graph
 
@@ -114,12 +126,16 @@ class Translator:
         types = [self._types.get(x.name, torch.float32) for x in variables_in(list(values))]
         return torch.float64 if torch.float64 in types else torch.float32
 
-    def _type_after(self, values: dict[str, Any]) -> torch.dtype:
-        """That of a result: as asked for, or promoted from the arguments."""
-        wanted = values.get("dtype")
+    def _type_after(self, call: Call, values: dict[str, Any]) -> torch.dtype:
+        """That of a result: as asked for, that of the value it is made of, or promoted from all arguments."""
+        wanted, arguments = values.get("dtype"), Arguments(call, values)
         if isinstance(wanted, torch.dtype) and wanted in rules.REAL:
             return wanted
-        types = [self._types.get(x.name, torch.float32) for x in variables_in(values)]
+        other = values.get("other") if arguments.op in SAME else None  # type_as, to
+        if other is not None or arguments.in_place or arguments.op in VIEWS | COPIES | SPLITS:
+            values = {"": other if other is not None else values.get("self", values.get("input"))}
+        variables = [x for x in variables_in(values) if x.shape] or variables_in(values)  # scalars do not promote
+        types = [self._types.get(x.name, torch.float32) for x in variables]
         types += [value.dtype for value in values.values() if isinstance(value, Tensor) and value.dim()]
         result = types[0] if types else torch.float32
         for other in types[1:]:
@@ -131,6 +147,9 @@ class Translator:
         if any(isinstance(value, str) and value.startswith("<") for value in arguments.values.values()):
             return self.b.unbounded(inputs, (), f"{arguments.op}: an argument of a kind that is not known")
         self.b.at(call.label, call.target, constants_in(arguments.values))
+        names = argument_names(call.target)
+        if call.target.startswith("aten.") and (names is None or arguments.values.keys() - set(names)):
+            return self.b.unbounded(inputs, (), f"{arguments.op}: arguments that torch's operator does not have")
         try:
             if not inputs:
                 return self._constant(arguments)
@@ -149,8 +168,12 @@ class Translator:
             return RULES[op](self, arguments)
         if op in SAME:
             if op.endswith("dropout") and arguments.get("train", False) and arguments.number("p", 0.5) > 0:
-                raise Unknown("in training mode it is random; call .eval() first")
+                raise Unknown(
+                    "in training mode it is random: put the model in evaluation mode, .eval(), and export it again"
+                )
             other = arguments.get("other")
+            if isinstance(other, Variable) and other.name not in self._types:
+                raise Unknown("the type of a value of which nothing is known")
             for dtype in (arguments.get("dtype"), other.dtype if isinstance(other, Tensor) else None):
                 require_real(dtype)
             return self.b.same(arguments.x())
@@ -188,7 +211,14 @@ class Translator:
                 raise Unknown("indices that depend on the input")
             arguments.values["other"] = torch.empty(other.shape, device="meta")
         kind = "pixel shuffle" if "shuffle" in arguments.op else arguments.op.strip("_")
-        return self.b.moved(x, lambda places: run(arguments.target, arguments.values | {name: places}), kind)
+
+        def move(places: Tensor) -> Tensor:
+            # Some operators are not made for integers; places are exact as float64 too.
+            values = places.double() if arguments.op == "im2col" else places
+            moved: Tensor = run(arguments.target, arguments.values | {name: values})
+            return moved.long()
+
+        return self.b.moved(x, move, kind)
 
     def _split(self, arguments: Arguments) -> list[Variable]:
         x = arguments.x()
@@ -221,9 +251,11 @@ class Translator:
         return self.b.unbounded((value,), value.shape, reason)
 
     def _bind(self, call: Call, result: Any) -> None:
-        several = isinstance(result, (list, tuple)) and len(call.outputs) > 1
-        for name, value in zip(call.outputs, result if several else [result], strict=False):
+        unpacked = isinstance(result, (list, tuple)) and (call.unpacked or len(call.outputs) > 1)
+        for name, value in zip(call.outputs, result if unpacked else [result], strict=False):
             self._values[name] = value
+        for name in call.outputs:
+            self._values.setdefault(name, Opaque(f"{call.target} has fewer results"))
         inputs = {name: _references(value) for name, value in call.arguments.items()}
         shared = [name for names in inputs.values() for name in names]
         op = Arguments(call, {}).op
@@ -235,11 +267,24 @@ class Translator:
             self._memory.share([*call.outputs, *shared])
         if call.target == "getitem":
             return
-        for argument in written_arguments(call.target, inputs):
+        if op in OVERLAPPING:
+            self._memory.overlapping |= {*call.outputs}
+        for argument in written_arguments(call.target, call.arguments):
             for name in inputs[argument]:
-                self._memory.share([name, *call.outputs])
-                self._memory.overwrite(name, {name, *call.outputs})
-                self._values[name] = self._values[call.outputs[0]]
+                self._overwrite(name, call)
+
+    def _overwrite(self, name: str, call: Call) -> None:
+        """A call writes into the memory behind a name, which then has its first result; the model's own must stay."""
+        self._memory.share([name, *call.outputs])
+        group = self._memory.group(name)
+        if group & self.program.tensors.keys():
+            self.changes.append(call.label)
+        self._memory.overwrite(name, {name, *call.outputs})
+        if not call.outputs or group & self._memory.overlapping:
+            for member in (name, *call.outputs):
+                self._values[member] = Opaque(f"{call.target}: what is written is not followed")
+        else:
+            self._values[name] = self._values[call.outputs[0]]
 
 
 def _references(value: Any) -> list[str]:

@@ -36,7 +36,7 @@ def _leaky(t: "Translator", a: Arguments) -> Variable:
 @rule("rrelu")
 def _rrelu(t: "Translator", a: Arguments) -> Variable:
     if a.get("training", False):
-        raise Unknown("in training mode its slope is random; call .eval() first")
+        raise Unknown("in training mode its slope is random: .eval(), and export it again")
     slope = (a.number("lower", 1 / 8) + a.number("upper", 1 / 3)) / 2
     return rules.activation(t.b, a.x(), "rrelu", activations.leaky(slope))
 

@@ -75,10 +75,12 @@ def _times_alpha(t: "Translator", x: Variable, a: Arguments) -> Variable:
     return x if alpha == 1 else rules.times(t.b, x, alpha, t.like(x))
 
 
-@rule("batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm")
+@rule("batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm")
 def _batch_norm(t: "Translator", a: Arguments) -> Any:
     if a.get("training", False):
-        raise Unknown("batch normalisation in training mode mixes the examples of a batch; call .eval() first")
+        raise Unknown(
+            "batch normalisation in training mode mixes the examples of a batch: .eval(), and export it again"
+        )
     mean, variance = a.constant("running_mean"), a.constant("running_var")
     result = rules.batch_norm(t.b, a.x(), a.constant("weight"), mean, variance, a.number("eps", 1e-5))
     result = t.patterns.shifted(result, None)

@@ -85,13 +85,21 @@ def proves_below(linear: LinearMap, level: float) -> Proof:
         if isinstance(linear, Scale):
             largest = float(np.abs(linear.factors.numpy()).max())
             return Proof(up(largest + linear.error) <= level if linear.error else largest <= level, "largest factor")
-        margin = math.nextafter(level - linear.error, -math.inf) if linear.error else level
+        margin = _less(level, linear.error)
         if not margin >= 0:
             return Proof(False, "the rounding of its own numbers is above the bound")
         if isinstance(linear, AxisMatrix):
             return _matrix_below(linear.matrix.numpy(), margin)
         assert isinstance(linear, Convolve)
         return layer_below(linear.layer, linear.input_size, margin)
+
+
+def _less(level: float, error: float) -> float:
+    """The largest float whose sum with the error is not above the level."""
+    margin = math.nextafter(level - error, math.inf) if error < math.inf else -1.0
+    while margin >= 0 and Fraction(margin) + Fraction(error) > Fraction(level):
+        margin = math.nextafter(margin, -math.inf)
+    return margin
 
 
 def layer_below(layer: Convolution, input_size: tuple[int, ...] | None, level: float) -> Proof:
@@ -118,6 +126,8 @@ def _matrix_below(matrix: Array, level: float) -> Proof:
     rows, columns = matrix.shape
     if not np.any(matrix):
         return Proof(True, "all weights are zero")
+    if _crude(matrix) <= level:
+        return Proof(True, "sums of absolute weights")
     for lines in (matrix, matrix.T):
         if np.count_nonzero(lines, axis=0).max() <= 1:  # lines without a common place are orthogonal
             longest = max(sum(Fraction(float(value)) ** 2 for value in line[line != 0]) for line in lines)
@@ -372,6 +382,8 @@ def _sparse_below(matrix: Any, level: float, block: tuple[int, ...]) -> Proof:
     sizes = abs(matrix)
     # Entries where pixels repeat are themselves sums of a few weights.
     one, infinity = (up(float(sizes.sum(axis=axis).max()) * (1 + 2 * gamma(rows + columns))) for axis in (0, 1))
+    if root_up(up(one * infinity)) <= level:
+        return Proof(True, "sums of absolute weights")
     rounding = up(up(gamma(terms + 16) * up(one * infinity)) + underflow(16 * terms * rows))
     blocks = matrix.tobsr(block) if min(block) >= SMALLEST_DENSE else matrix
     gram = (blocks @ blocks.T).tocsr()

@@ -4,13 +4,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from gramcert.arguments import axis_sizes
 from gramcert.auditing.cache import Cache
 from gramcert.auditing.certificate import certificate
 from gramcert.auditing.following import Follower, Plan
-from gramcert.auditing.graph import Graph, Nonlinear
+from gramcert.auditing.graph import Graph, Input, Nonlinear
 from gramcert.auditing.measuring import Measured, Measurement
 from gramcert.auditing.reading import Source
 from gramcert.auditing.result import Audit, Profile
@@ -29,7 +30,7 @@ SOFTPLUS = (
 
 
 def audit(
-    model: nn.Module | str | Path,
+    model: nn.Module | torch.export.ExportedProgram | str | Path,
     input_shape: Sequence[int],
     *,
     tol: float = 1e-3,
@@ -47,13 +48,13 @@ def audit(
     the constant infinite and is named in ``reasons``: it never counts as 1.
 
     Args:
-        model: a module, or a file: ``.pt2`` of torch.export, ONNX, or weights of a named architecture. Nothing in a
-            file is executed.
+        model: a module, a program of torch.export, or a file: ``.pt2``, ONNX, or weights of a named architecture.
+            Nothing in a file is executed.
         input_shape: of one example, without the batch.
         tol: relative width to reach for each measured norm.
         architecture: of a file that holds weights alone; see :mod:`gramcert.auditing.architectures`.
         prefix: of the names of the weights to be used, where a file holds several networks.
-        jobs: processes to measure in.
+        jobs: processes to measure in; a script that asks for several needs ``if __name__ == "__main__":``, as always.
         cache: folder of measurements, which makes the next audit of the same weights instant; ``None`` keeps nothing.
         max_seconds: per measurement; what was proved until then holds.
         report: told how many measurements are made, of how many, and what is measured now.
@@ -79,6 +80,8 @@ def audit(
         raise ValueError(f"{call}(tol={tol!r}): expected 0 < tol < 1")
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise ValueError(f"{call}(jobs={jobs!r}): expected a positive int")
+    if max_seconds is not None and not (type(max_seconds) in (int, float) and max_seconds >= 0):
+        raise ValueError(f"{call}(max_seconds={max_seconds!r}): expected None or a number that is not negative")
     source = Source.of(call, model, architecture, prefix)
     plan = Plan.of(source.graph(call, shape).needed())
     measurements = [step.measurement for step in plan.steps]
@@ -90,7 +93,12 @@ def audit(
 
     follower = Follower(plan, look_up)
     followed = follower.run()
-    assumptions = (*ABOUT, *ASSUMPTIONS, *([SOFTPLUS] if _uses_softplus(plan.graph) else []))
+    assumptions = (
+        *ABOUT,
+        _about_batch(plan.graph, shape),
+        *ASSUMPTIONS,
+        *([SOFTPLUS] if _uses_softplus(plan.graph) else []),
+    )
     profiles = tuple(
         Profile(follower.label(step.nodes), found.profile)
         for step in plan.steps
@@ -110,6 +118,15 @@ def audit(
         profiles=profiles,
         certificate=certificate(source.name, shape, tol, plan, measured, followed, assumptions),
     )
+
+
+def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
+    """What the model was taken to be given at a time."""
+    given = next(node.shape for node in graph.nodes.values() if isinstance(node.operation, Input))
+    count = 1 if len(given) == len(shape) else given[0]
+    if count > 1:
+        return f"the model takes {count} examples at a time, and the constant is about all of them as one input"
+    return "the model is given one example at a time; what it does across the examples of a larger batch is not in it"
 
 
 def _uses_softplus(graph: Graph) -> bool:

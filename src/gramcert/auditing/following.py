@@ -22,7 +22,7 @@ from gramcert.rounding import root_up, up
 
 Measure = Callable[[Measurement], Measured]
 
-# Below this a constant is so near to 1 that shares of its logarithm say nothing.
+# Where log L is less than this, or than a tenth of the largest part of it, shares of it say nothing.
 NO_SHARES = 1e-6
 
 
@@ -199,8 +199,9 @@ class Follower:
             self._nonlinear(node, operation)
         elif isinstance(operation, Unbounded):
             if all(math.isfinite(self.constants[value]) for value in node.inputs):
-                self.reasons.append(f"{node.label or name}: {operation.reason}")
-                self._row(node.label, "unbounded", "", math.inf, math.inf, notes=(operation.reason,))
+                repeated = operation.reason.startswith(f"{node.label}:")
+                self.reasons.append(operation.reason if repeated else f"{node.label or name}: {operation.reason}")
+                self._row(node.label, "unbounded", "", math.inf, math.inf, method=operation.reason)
             self.constants[name] = math.inf
         elif isinstance(operation, (Sum, Joint)):
             self._joined(node)
@@ -275,13 +276,15 @@ class Follower:
         return factors
 
     def _share(self, factors: list[tuple[int, float]], upper: float) -> None:
-        """Each row's part of log L."""
-        if not 0 < upper < math.inf or abs(math.log(upper)) < NO_SHARES:
+        """Each row's part of |log L|, positive where it makes L larger."""
+        if not 0 < upper < math.inf or any(factor <= 0 for _, factor in factors):
             return
-        total = sum(math.log(factor) for _, factor in factors)
-        for row, factor in factors:
-            share = math.log(factor) / total if total else None
-            self.rows[row] = dataclasses.replace(self.rows[row], share=share)
+        logs = [(row, math.log(factor)) for row, factor in factors]
+        total, largest = abs(sum(log for _, log in logs)), max((abs(log) for _, log in logs), default=0.0)
+        if total <= max(NO_SHARES, largest / 10):
+            return
+        for row, log in logs:
+            self.rows[row] = dataclasses.replace(self.rows[row], share=log / total)
 
     def label(self, nodes: tuple[str, ...]) -> str:
         """Names for people, each once, without those of reshaping; of many only the module that they are in."""
@@ -324,7 +327,9 @@ def _sum_up(parts: list[float]) -> float:
 
 
 def _ratio(constant: float, largest: float) -> float:
-    return up(constant / largest) if 0 < largest < math.inf and constant != largest else 1.0
+    if math.isinf(constant):
+        return math.inf
+    return up(constant / largest) if largest > 0 and constant != largest else 1.0
 
 
 def _short(values: list[float]) -> list[str]:

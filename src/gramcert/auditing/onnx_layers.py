@@ -316,14 +316,18 @@ def _equal(t: "Translator", c: Call) -> Variable:
     constants = [value for value in c.all() if isinstance(value, Tensor)]
     if len(constants) == 1 and constants[0].numel() == 1 and float(constants[0]) == 0:
         x = next(value for value in c.all() if isinstance(value, Variable))
-        return t.patterns.zero_test(t.spread(x, tuple(constants[0].shape)))
+        result = t.patterns.zero_test(t.spread(x, tuple(constants[0].shape)))
+        t.type_of(result, torch.bool)
+        return result
     return _comparison(t, c)
 
 
 def _comparison(t: "Translator", c: Call) -> Variable:
     shape = tuple(torch.broadcast_shapes(*(value.shape for value in c.all())))
     variables = tuple(value for value in c.all() if isinstance(value, Variable))
-    return t.b.unbounded(variables, shape, f"{c.op}: a comparison jumps")
+    result = t.b.unbounded(variables, shape, f"{c.op}: a comparison jumps")
+    t.type_of(result, torch.bool)
+    return result
 
 
 RULES.update(dict.fromkeys(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor"), _comparison))

@@ -144,14 +144,14 @@ class Translator:
             raise Unknown(f"an operator of the domain {c.node.domain}, of which nothing is known")
         if any(x.name in self._shapeless for x in variables):
             raise Unknown("it acts on a value of which nothing is known")
-        if any(self.type_of(x) not in REAL for x in variables) and c.op not in _OF_INTEGERS:
+        if any(self.type_of(x) not in (*REAL, torch.bool) for x in variables) and c.op not in _OF_INTEGERS:
             raise Unknown("integers that depend on the input may wrap around")
         result = self._translated(c) if variables else folded(c)
         results: list[Value] = [_plain(part) for part in (result if isinstance(result, list) else [result])]
         self._entries += sum(part.numel() for part in results if isinstance(part, Tensor))
         self._require_room()
         for part in results:
-            if isinstance(part, Variable) and variables and not c.op.startswith("Cast"):
+            if isinstance(part, Variable) and variables and part.name not in self._types:
                 self._types[part.name] = self.type_of(variables[0])
         return results
 

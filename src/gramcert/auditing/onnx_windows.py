@@ -69,6 +69,8 @@ def _lp_pool(t: "Translator", c: Call) -> Variable:
     """Norms of windows: each entry is counted in how many of them it is."""
     x, (taps, strides, padding, dilations, round_up) = c.x(), _windows(c)
     _require_two(c)
+    if round_up:
+        raise Unknown("windows beyond the padding, of which runtimes make different norms")
     shares, sizes = 1, []
     for size, k, s, (before, after), d in zip(x.shape[2:], taps, strides, padding, dilations, strict=True):
         count, places = rules.windows_of(size, k, s, before, after, d, round_up=round_up)

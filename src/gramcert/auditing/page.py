@@ -100,7 +100,7 @@ def _facts(audit: Audit) -> str:
     measured = f"{len(widths)} linear {'map' if len(widths) == 1 else 'maps'}"
     facts = {
         "Input": (" × ".join(map(str, audit.input_shape)) or "scalar", "without the batch"),
-        "Guarantee": ("l2 norm", "all inputs, rounding included"),
+        "Guarantee": ("l2 norm", "all inputs; rounding of the proof included"),
         "Measured": (measured, f"widest relative width {_upper(max(widths), 2)}" if widths else "nothing to measure"),
         "Tolerance": (_number(f"{audit.tol:g}"), "relative width asked of each"),
         "Time": (shown_seconds(audit.seconds), "for the whole audit"),
@@ -125,10 +125,11 @@ def _plots(audit: Audit) -> str:
     figure, intro = _running_plot(audit.rows), "How the constant grows on its way."
     if any(map(_has_share, audit.rows)):
         figure += f"<p>Share of each step in the logarithm of the constant</p>{_share_plot(audit.rows)}"
-        top = max(filter(_has_share, audit.rows), key=lambda row: row.share or 0.0)
+        top = max(filter(_has_share, audit.rows), key=lambda row: abs(row.share or 0.0))
+        total = "100\u202f%" if audit.upper > 1 else "−100\u202f%, as the constant is below 1"
         intro = (
             f"The largest share of the logarithm of the constant, {shown_share(top.share or 0.0)}, is that of "
-            f'<span class="name">{_text(top.name)}</span>. The shares add up to 100\u202f%; a negative one makes the '
+            f'<span class="name">{_text(top.name)}</span>. The shares add up to {total}; a negative one makes the '
             f"constant smaller."
         )
     return _section(

@@ -222,12 +222,13 @@ class Patterns:
 
     def _affine(self, x: Variable) -> tuple[Node, float, float]:
         """The value of which x is a multiple plus a number."""
-        node, scale, shift = self.b.node(x), 1.0, 0.0
+        node, scale, shift, shifts = self.b.node(x), 1.0, 0.0, 0
         while isinstance(node.operation, Scale) and node.operation.factors.numel() == 1:
-            shift += scale * self._shifts.get(node.name, 0.0)
+            added = self._shifts.get(node.name, 0.0)
+            shift, shifts = shift + scale * added, shifts + (added != 0)
             scale *= float(node.operation.factors)
             node = self._node(node.inputs[0])
-        return node, scale, shift
+        return node, scale, shift if shifts <= 1 else math.nan  # sums of several might cancel by rounding
 
     def _is_shift(self, node: Node) -> bool:
         return isinstance(node.operation, Scale) and node.operation.factors.numel() == 1 and node.operation.size == 1

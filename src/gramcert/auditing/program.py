@@ -28,12 +28,14 @@ class Call:
             Those that have their default may be missing.
         outputs: the names of its results, one unless the operator returns several.
         label: where it comes from, for people: ``layer1.0.conv1``.
+        unpacked: whether an operator that returns a list has a name for each part, instead of one for the list.
     """
 
     target: str
     arguments: dict[str, Any]
     outputs: tuple[str, ...]
     label: str
+    unpacked: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

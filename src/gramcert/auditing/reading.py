@@ -15,7 +15,7 @@ from gramcert.auditing.aten import Translator
 from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph
 from gramcert.auditing.linear import Shape
 from gramcert.auditing.program import BadModel, Program
-from gramcert.auditing.traced import traced
+from gramcert.auditing.traced import of_exported, traced
 from gramcert.nn.baking import plain_copy
 from gramcert.training.checkpoints import Trained, is_trained
 from gramcert.weights_file import BadFile, read_safetensors, read_torch
@@ -32,21 +32,28 @@ class Source:
         name: for people.
         module: in memory, or built from weights.
         path: of a file.
-        prefix: of the names of the weights to be used.
+        exported: a program of torch.export in memory.
     """
 
     name: str
     module: nn.Module | None = None
     path: Path | None = None
+    exported: torch.export.ExportedProgram | None = None
 
     @classmethod
     def of(
-        cls, call: str, model: nn.Module | str | Path, architecture: str | None = None, prefix: str | None = None
+        cls,
+        call: str,
+        model: nn.Module | torch.export.ExportedProgram | str | Path,
+        architecture: str | None = None,
+        prefix: str | None = None,
     ) -> "Source":
-        """A module, or a file of any known kind."""
-        if isinstance(model, nn.Module):
+        """A module, a program, or a file of any known kind."""
+        if isinstance(model, (nn.Module, torch.export.ExportedProgram)):
             if architecture is not None or prefix is not None:
                 raise ValueError(f"{call}(architecture, prefix): for files of weights only, got a module")
+            if isinstance(model, torch.export.ExportedProgram):
+                return cls("ExportedProgram", exported=model)
             return cls(type(model).__name__, module=model)
         if not isinstance(model, (str, Path)):
             raise TypeError(f"{call}(model): expected a torch.nn.Module or a file, got {type(model).__name__}")
@@ -64,6 +71,8 @@ class Source:
         """The internal graph for inputs of one shape, without the batch."""
         if self.module is not None:
             return _of_module(call, self.module, input_shape)
+        if self.exported is not None:
+            return _of_program(of_exported(self.exported), input_shape)
         assert self.path is not None
         try:
             if self.path.suffix.lower() == ".onnx":
@@ -84,7 +93,24 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def declared_shape(path: Path) -> Shape | None:
+    """That of one example, where a file fixes it."""
+    if path.suffix.lower() == ".pt2":
+        inputs = read_archive(path).inputs
+    elif path.suffix.lower() == ".onnx":
+        from gramcert.auditing.onnx_file import read_onnx
+
+        inputs = read_onnx(path).inputs
+    else:
+        return None
+    shapes = [tuple(size for size in shape[1:] if size is not None) for shape in inputs.values()]
+    fixed = len(shapes) == 1 and len(shapes[0]) == len(next(iter(inputs.values()))) - 1
+    return shapes[0] if fixed and shapes[0] else None
+
+
 def _require_file(path: Path) -> None:
+    if path.is_dir():
+        raise BadModel(f"{path}: expected a file, or a folder that `gramcert train` has finished; got another folder")
     if path.suffix.lower() not in ENDINGS:
         raise BadModel(f"{path}: expected a file ending in {', '.join(ENDINGS)}, got {path.suffix or 'no ending'!r}")
     if not path.exists():
@@ -151,10 +177,21 @@ def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(f"{call}(input_shape={input_shape}): the model cannot take it: {first}") from None
+    if module.training and not _same_weights(model, plain_copy(call, module)):
+        reason = "its weights are random: a parametrisation gives others each time; put it in evaluation mode"
+        return _unbounded_graph(type(module).__name__, (1, *input_shape), reason)
     try:
         return _of_program(traced(model, example), input_shape)
     except BadModel as error:
         return _unbounded_graph(type(module).__name__, (1, *input_shape), str(error))
+
+
+def _same_weights(one: nn.Module, two: nn.Module) -> bool:
+    first, second = one.state_dict(), two.state_dict()
+    if first.keys() != second.keys():
+        return False
+    pairs = [(first[name], second[name]) for name in first]
+    return all(bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs)  # NaN is found later
 
 
 def _is_instance_norm(module: nn.Module) -> bool:
@@ -189,9 +226,9 @@ def matched(name: str, declared: Sequence[int | None], input_shape: Shape) -> Sh
     elif len(declared) == len(input_shape):
         shape = input_shape
     else:
-        raise BadModel(f"input {name} has the shape {_open(declared)}, got --input-shape {_open(input_shape)}")
+        raise BadModel(f"its input {name} has the shape {_open(declared)}, got {_open(input_shape)}")
     if any(size not in (None, given) for size, given in zip(declared, shape, strict=True)):
-        raise BadModel(f"input {name} has the shape {_open(declared)}, got --input-shape {_open(input_shape)}")
+        raise BadModel(f"its input {name} has the shape {_open(declared)}, got {_open(input_shape)}")
     return shape
 
 

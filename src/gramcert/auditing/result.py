@@ -21,8 +21,8 @@ class Row:
         lower: certified lower bound of the norm of a linear map; ``None`` for anything else.
         upper: certified constant of the step; ``inf`` if there is none.
         constant: certified constant from the input of the model to the output of this step.
-        share: its part of the logarithm of the model's constant, or ``None`` off the path that dominates it. The
-            shares add up to 1.
+        share: its part of the size of log L, positive where it makes L larger; ``None`` off the path that dominates L,
+            and where L is too near to 1. The shares add up to 1, or to -1 if L < 1.
         seconds: time spent on it; 0 for what is known in closed form.
         method: how ``upper`` was proved.
         notes: such as why a tolerance was missed.
@@ -86,8 +86,15 @@ class Audit:
     tol: float
     assumptions: tuple[str, ...]
     seconds: float
-    profiles: tuple[Profile, ...]
-    certificate: dict[str, Any]
+    profiles: tuple[Profile, ...] = dataclasses.field(repr=False)
+    certificate: dict[str, Any] = dataclasses.field(repr=False)
+
+    def __str__(self) -> str:
+        """The constant, or why there is none."""
+        shape = "×".join(map(str, self.input_shape))
+        if self.reasons:
+            return f"{self.model} at {shape}: unbounded ({'; '.join(self.reasons)})"
+        return f"{self.model} at {shape}: L <= {self.upper!r}"
 
     def to_json(self) -> str:
         """Everything but the certificate, as one JSON object; an infinite constant is ``"unbounded"``."""

@@ -1,5 +1,6 @@
 """A model in memory as a :class:`Program`, by torch.export."""
 
+import logging
 import operator
 import warnings
 from typing import Any
@@ -14,11 +15,15 @@ def traced(model: nn.Module, example: torch.Tensor) -> Program:
     """The calls that a model makes on an example; what torch cannot trace is a :class:`BadModel`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # torch logs pages about what it cannot follow
         try:
             exported = torch.export.export(model, (example,))
         except Exception as error:  # a model may contain any Python code
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise BadModel(f"torch.export cannot follow it: {first}") from error
+            raise BadModel(f"its code depends on data in a way that torch.export cannot follow: {first}") from error
+        finally:
+            logging.disable(before)
     return of_exported(exported)
 
 

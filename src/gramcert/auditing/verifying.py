@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from gramcert.auditing.cache import unpack
@@ -19,6 +20,9 @@ from gramcert.auditing.measuring import Measured, Measurement, Norm, ResidualLay
 from gramcert.auditing.reading import Source
 from gramcert.auditing.result import UNBOUNDED
 from gramcert.certified.deployed import ResidualParts
+
+# Differences between two graphs that are listed one by one.
+MOST_PROBLEMS = 3
 
 # A certificate longer than this is not one.
 MOST_BYTES = 2**28
@@ -68,13 +72,16 @@ class BadCertificate(ValueError):  # noqa: N818 - it names what the caller gave,
 def read_certificate(path: Path) -> dict[str, Any]:
     """A certificate from its file, as JSON; whether it is one is for :func:`verify` to say."""
     try:
+        if not path.is_file():
+            raise BadCertificate(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
         if path.stat().st_size > MOST_BYTES:
             raise BadCertificate(f"{path}: too long for a certificate")
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, BadCertificate):
             raise
-        raise BadCertificate(f"{path}: cannot be read as JSON ({str(error).splitlines()[0][:200]})") from None
+        reason = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error).splitlines()[0][:200]
+        raise BadCertificate(f"{path}: cannot be read as JSON ({reason})") from None
     if not isinstance(content, dict):
         raise BadCertificate(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
@@ -82,7 +89,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
 
 def verify(
     certificate: dict[str, Any] | str | Path,
-    model: nn.Module | str | Path,
+    model: nn.Module | torch.export.ExportedProgram | str | Path,
     *,
     architecture: str | None = None,
     prefix: str | None = None,
@@ -118,7 +125,11 @@ def verify(
         shape, claims = _facts(content)
     except BadCertificate as error:
         return Verification(math.inf, (), (str(error),), (), time.perf_counter() - start)
-    graph = Source.of("verify", model, architecture, prefix).graph("verify", shape).needed()
+    source = Source.of("verify", model, architecture, prefix)
+    try:
+        graph = source.graph("verify", shape).needed()
+    except ValueError as error:  # it cannot be read, or takes inputs of another shape
+        return Verification(math.inf, shape, (f"model: {error}",), (), time.perf_counter() - start)
     plan = Plan.of(graph)
     steps = [step for step in plan.steps if not is_trivial(step)]
     labels = [Follower(plan, _nothing).label(step.nodes) for step in steps]
@@ -177,8 +188,10 @@ def _graph_problems(content: dict[str, Any], graph: Graph) -> list[str]:
             problems.append(f"{name}: its weights are not those of the certificate")
         else:
             problems.append(f"{name}: the certificate says that it does something else")
-    if len(written) != len(found):
-        problems.append(f"graph: the model has {len(found)} nodes, the certificate {len(written)}")
+    others = [problem for problem in problems if "the certificate something else" in problem]
+    if len(others) > MOST_PROBLEMS or len(written) != len(found):
+        first = f", first at {others[0].partition(':')[0]}" if others else ""
+        return [f"graph: the model is another one, or was exported in another way{first}"]
     return list(dict.fromkeys(problems)) or ["weights: their digest is not that of the certificate"]
 
 

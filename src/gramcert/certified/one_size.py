@@ -39,6 +39,9 @@ LANCZOS = "Lanczos iteration on the layer"
 # Orders and entries of matrices whose dense factorisation costs no more than looking at the symbol first.
 SMALL_ORDER, SMALL_ENTRIES = 1536, 2**22
 
+# Places of all groups together up to which iteration with all of them is quick.
+QUICK = 8192
+
 # Taps on an axis up to which the band is put together: the work grows with their square.
 MOST_TAPS = 128
 
@@ -94,7 +97,7 @@ class OneSize:
         """Try the methods in the order of their cost."""
         if all(axis.is_whole_circulant for axis in self.axes):
             methods = [(CIRCULANT, self._circulant)]
-        elif self._is_small() and len(self.kernels) == 1:  # of many groups, frequencies find the one that matters
+        elif self._is_small() and self._is_quick():
             methods = [(LANCZOS, self._lanczos), (DENSE, self._proof)]
         else:
             methods = [
@@ -114,6 +117,11 @@ class OneSize:
         inputs = self.kernels.shape[2] * math.prod(axis.size for axis in self.axes)
         outputs = self.kernels.shape[1] * math.prod(axis.outputs for axis in self.axes)
         return min(inputs, outputs) <= SMALL_ORDER and inputs * outputs <= SMALL_ENTRIES
+
+    def _is_quick(self) -> bool:
+        """Whether Lanczos iteration on all groups together is; else frequencies find the group that matters."""
+        places = math.prod(axis.size for axis in self.axes)
+        return len(self.kernels) * self.kernels.shape[2] * places <= QUICK
 
     def _attempt(self, name: str, method: Callable[[], str]) -> None:
         try:
@@ -188,7 +196,7 @@ class OneSize:
         waves = plane_waves(symbol, best.frequency, best.vector, axes, self.kernels.shape[2])
         wave = max(waves, key=lambda wave: float(wave.norm()))
         self.lower = max(self.lower, TapwiseLayer(self.kernels[group : group + 1], axes).norm_below(wave[None]))
-        if axes is self.axes:
+        if axes is self.axes and bool(wave.any()):
             self._vector = self.work.witness = torch.zeros(self._layer.input_shape, dtype=torch.float64)
             self._vector[group] = wave
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from gramcert.auditing.architectures import ARCHITECTURES
 from gramcert.auditing.cache import VARIABLE, default_folder
 from gramcert.auditing.entry import audit as run
+from gramcert.auditing.reading import declared_shape
 from gramcert.cli.audit_table import audit_table
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.options import parse_sizes
@@ -22,10 +23,13 @@ from gramcert.training.checkpoints import Trained, is_trained, write_atomically
 
 EMBEDDED = "network.safetensors"
 
+# What shells report of a command that was interrupted.
+INTERRUPTED = 130
+
 MODEL = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="ONNX, .pt2, a folder of `gramcert train`, or a file of weights; without it a small network that comes "
         "with gramcert.",
         show_default=False,
@@ -41,7 +45,7 @@ def audit(
     model: MODEL = None,
     input_shape: Annotated[
         str | None,
-        typer.Option(help="Of one example without the batch: 3,32,32. Networks of `gramcert train` know theirs."),
+        typer.Option(help="Of one example without the batch: 3,32,32; only where the model does not fix it."),
     ] = None,
     tol: Annotated[float, typer.Option(help="Relative width to reach for each measured norm.")] = 1e-3,
     architecture: ARCHITECTURE = None,
@@ -62,11 +66,13 @@ def audit(
 
     Exit code 1 if the constant is unbounded. Measurements are kept, so that an interrupted audit goes on where it was.
     """
-    with one_line_errors(), chosen(model) as path:
+    with one_line_errors(), resumable(), chosen(model) as path:
         shape = parse_shape(path, input_shape)
-        for option, target in (("--certificate", certificate), ("--html", html)):
-            require_writable(option, target)
+        for option, target, other in (("--certificate", certificate, html), ("--html", html, None)):
+            require_writable(option, target, path, other)
         folder = None if no_cache else cache or default_folder()
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise BadInput(f"--cache {folder}: not a folder")
         with counting_bar() as bar:
             result = run(
                 path,
@@ -97,6 +103,16 @@ def naming(bar: Callable[[str, int, int | None], None]) -> Callable[[int, int, s
 
 
 @contextmanager
+def resumable() -> Iterator[None]:
+    """Say that an interrupted audit is not lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted; what was measured is in the cache, the same command goes on from there", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
 def chosen(model: Path | None) -> Iterator[Path]:
     """The file that was named, or the network that comes with the package."""
     if model is not None:
@@ -107,19 +123,24 @@ def chosen(model: Path | None) -> Iterator[Path]:
 
 
 def parse_shape(model: Path, text: str | None) -> tuple[int, ...]:
-    """``3,32,32``; a network that ``gramcert train`` wrote knows its own."""
+    """``3,32,32``; a network that ``gramcert train`` wrote knows its own, as do files with a fixed one."""
     if text is None:
-        if not is_trained(model):
+        if is_trained(model):
+            return Trained(model).shape
+        declared = declared_shape(model) if model.is_file() else None
+        if declared is None:
             raise BadInput("--input-shape: expected the shape of one example without the batch, such as 3,32,32")
-        return Trained(model).shape
+        return declared
     sizes = parse_sizes("--input-shape", text)
     return (sizes,) if isinstance(sizes, int) else sizes
 
 
-def require_writable(option: str, path: Path | None) -> None:
-    """Refuse before any work is done what could not be written after it."""
+def require_writable(option: str, path: Path | None, *others: Path | None) -> None:
+    """Refuse before any work is done what could not be written after it, or would overwrite the model."""
     if path is None:
         return
+    if any(other is not None and path.resolve() == other.resolve() for other in others):
+        raise BadInput(f"{option} {path}: expected another file than the model and the other results")
     if not path.parent.is_dir():
         raise BadInput(f"{option} {path}: no such directory")
     if path.is_dir():

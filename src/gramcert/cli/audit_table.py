@@ -53,7 +53,7 @@ def _rows(audit: Audit, wide: bool) -> Table:
         about = row.geometry if row.lower is not None else f"{row.kind} {row.geometry}"
         geometry = [Text(shown_text(about.replace(", zeros", "").strip()))] if wide else []
         layer = Text(shown_text(row.name))
-        if not wide:
+        if not wide and row.kind != row.name:
             layer.append(f" {shown_text(row.kind)}", "dim")
         table.add_row(layer, *geometry, *(cells[heading] for heading in used))
     return table
@@ -80,25 +80,34 @@ def _notes(audit: Audit) -> list[Text]:
         for note in row.notes
     ]
     if audit.trivial:
-        counts = ", ".join(f"{shown_text(kind)} × {count}" for kind, count in audit.trivial.items())
+        counts = ", ".join(f"{count} × {shown_text(kind)}" for kind, count in audit.trivial.items())
         lines.append(Text(f"Counted as exactly 1: {counts}.", "dim"))
     if any(row.share is not None for row in audit.rows):
-        lines.append(Text("share: part of the logarithm of the constant, on the path that dominates it.", "dim"))
+        lines.append(
+            Text(
+                "share: part in log L on the path that dominates it; upper of a sum: what it adds to that path.",
+                "dim",
+            )
+        )
     return lines
 
 
 def _verdict(audit: Audit) -> list[RenderableType]:
     name = Text(shown_text(audit.model), "bold")
-    about = Text(f"l2 norm, rounding included; each norm to {audit.tol:g}; {shown_seconds(audit.seconds)}", "dim")
+    missed = sum((row.relative_width or 0.0) > audit.tol for row in audit.rows)
+    norms = f"{missed} of the norms not to {audit.tol:g}" if missed else f"each norm to {audit.tol:g}"
+    included = "the rounding of this proof included, that of running the model not"
+    about = Text(f"l2 norm, {included}; {norms}; {shown_seconds(audit.seconds)}", "dim")
     details = Table.grid(padding=(0, 1))
     if not math.isfinite(audit.upper):
         claim = Text("unbounded: no finite Lipschitz constant was proved", "bold red")
         for reason in audit.reasons:
             details.add_row("-", Text(shown_text(reason, LONGEST_SENTENCE), "yellow", overflow="fold"))
-        return [Text.assemble(name, " is ", claim), details, about]
+        return [Text.assemble(name, " is ", claim), details, Text(), about]
     claim = Text(f"‖f(x) - f(y)‖ ≤ {shown_up(audit.upper)} ‖x - y‖", "bold green")
     shape = "×".join(map(str, audit.input_shape)) or "()"
     if len(audit.outputs) > 1:
         for output, constant in audit.outputs.items():
             details.add_row("-", Text(shown_text(output), overflow="fold"), Text(f"≤ {shown_up(constant)}"))
-    return [Text.assemble(name, ": ", claim, f" for all inputs of shape {shape}"), details, about]
+    gap = [Text()] if details.row_count else []  # without rows the grid itself is an empty line
+    return [Text.assemble(name, ": ", claim, f" for all inputs of shape {shape}"), details, *gap, about]

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from gramcert.auditing.digits import shown_seconds, shown_text, shown_up
 from gramcert.auditing.result import UNBOUNDED
-from gramcert.auditing.verifying import Verification
+from gramcert.auditing.verifying import Verification, read_certificate
 from gramcert.auditing.verifying import verify as run
-from gramcert.cli.audit import ARCHITECTURE, MODEL, PREFIX, chosen, naming
-from gramcert.cli.errors import NEGATIVE_ANSWER, one_line_errors
+from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, MODEL, PREFIX, chosen, naming
+from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.progress import counting_bar
 
 
@@ -33,7 +33,10 @@ def verify(
     Exit code 1 if anything is wrong, with what it is.
     """
     with one_line_errors(), chosen(model) as path, counting_bar() as bar:
-        result = run(certificate, path, architecture=architecture, prefix=prefix, report=naming(bar))
+        content = read_certificate(certificate)
+        if model is None and content.get("model") != EMBEDDED:
+            raise BadInput(f"MODEL: expected the file that {certificate} is about")
+        result = run(content, path, architecture=architecture, prefix=prefix, report=naming(bar))
     if as_json:
         typer.echo(json.dumps(_as_json(result), allow_nan=False))
     else:
