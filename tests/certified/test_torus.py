@@ -77,7 +77,8 @@ def test_the_rules_for_cells(case, seed, radius):
     assert min(values) >= largest - _curvature(symbol) * radius**2 / 2 - doubt
     # The grid's lowest value is only near the infimum: what it may miss is (M - μ) times the grid's own sin².
     coarse = math.sin(sum(d * math.pi / 64 for d in symbol.degrees)) ** 2 if len(symbol.axes) < 3 else 1
-    infimum = max(0.0, lowest - (largest - lowest) * coarse / max(1e-9, 1 - coarse))
+    spread = max(0.0, largest - lowest)  # which rounding may make negative for a symbol that is constant
+    infimum = max(0.0, lowest - spread * coarse / max(1e-9, 1 - coarse))
     assert min(values) >= largest - (largest - infimum) * math.sin(radius) ** 2 - doubt
 
 
