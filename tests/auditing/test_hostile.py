@@ -180,6 +180,14 @@ def test_thousands_of_damaged_files_end_in_one_error_or_an_answer(seeds, name):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < MOST_BYTES
 
 
+def test_names_that_are_no_text_are_refused(seeds):
+    data = (seeds / "model.onnx").read_bytes()
+    assert data.count(b"Conv") > 0
+    (seeds / "bytes.onnx").write_bytes(data.replace(b"\x22\x04Conv", b"\x22\x04\xffonv"))
+    with pytest.raises(ValueError, match=r"bytes\.onnx"):
+        gramcert.audit(seeds / "bytes.onnx", SHAPE)
+
+
 @pytest.mark.parametrize("name", ["model.pt2", "model.onnx", "model.pth", "model.safetensors"])
 def test_pickles_are_never_run(tmp_path, name):
     mark = tmp_path / "mark"

@@ -10,6 +10,7 @@ from torch import nn
 import gramcert
 from auditing_networks import residual_network
 from gramcert import Convolution
+from gramcert.auditing.architectures import Denoiser
 from gramcert.auditing.cache import Cache, pack, unpack
 from gramcert.auditing.linear import AxisMatrix, Convolve
 from gramcert.auditing.measuring import Measured, Norm
@@ -133,3 +134,19 @@ def test_json_has_no_infinity():
     assert content["upper"] == "unbounded"
     assert content["rows"][0]["upper"] == "unbounded"
     assert "certificate" not in content
+
+
+def test_a_file_of_weights_is_not_traced_again(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    torch.save(Denoiser(1, 4, 3).state_dict(), tmp_path / "weights.pth")
+    options = {"architecture": "dncnn", "cache": tmp_path / "cache"}
+    first = gramcert.audit(tmp_path / "weights.pth", (1, 8, 8), **options)
+    monkeypatch.setattr(torch.export, "export", None)
+    again = gramcert.audit(tmp_path / "weights.pth", (1, 8, 8), **options)
+    assert again.upper == first.upper
+    assert again.certificate == first.certificate
+    assert [row.cached for row in again.rows] == [row.lower is not None for row in first.rows]
+    assert again.to_html()
+    assert json.loads(again.to_json()).keys() == json.loads(first.to_json()).keys()
+    # Another shape is traced, which fails here.
+    assert "torch.export cannot follow" in gramcert.audit(tmp_path / "weights.pth", (1, 9, 8), **options).reasons[0]

@@ -158,6 +158,7 @@ def _model(proto: Any, tensors: "_Tensors") -> OnnxModel:
         raise BadModel(f"expected dense tensors, got the sparse {_shown(graph.sparse_initializer[0].values.name)}")
     if graph.quantization_annotation:
         raise BadModel(f"{_shown(graph.quantization_annotation[0].tensor_name)} is a quantised tensor")
+    _require_text(graph)
     if any(function.domain in DEFAULT for function in proto.functions):
         raise BadModel("it gives operators of ONNX a meaning of its own")
     values = dict[str, Tensor]()
@@ -173,6 +174,16 @@ def _model(proto: Any, tensors: "_Tensors") -> OnnxModel:
     _require_order(nodes, values.keys() | inputs.keys(), [output.name for output in graph.output])
     types = {value.name: DTYPES[value.type.tensor_type.elem_type] for value in given}
     return OnnxModel(inputs, types, nodes, values, tuple(output.name for output in graph.output), _opset(proto))
+
+
+def _require_text(graph: Any) -> None:
+    """Names that are no UTF-8 come out of the parser as bytes."""
+    names = [value.name for part in (graph.initializer, graph.input, graph.output) for value in part]
+    for node in graph.node:
+        names += [node.name, node.op_type, node.domain, node.overload, *node.input, *node.output]
+        names += [attribute.name for attribute in node.attribute]
+    if not all(isinstance(name, str) for name in names):
+        raise BadModel("expected names that are text, got bytes that are none")
 
 
 def _opset(proto: Any) -> int:

@@ -33,12 +33,14 @@ class Source:
         module: in memory, or built from weights.
         path: of a file.
         exported: a program of torch.export in memory.
+        weights: of a network built from a file of weights, what it was built from, to the last bit.
     """
 
     name: str
     module: nn.Module | None = None
     path: Path | None = None
     exported: torch.export.ExportedProgram | None = None
+    weights: str | None = None
 
     @classmethod
     def of(
@@ -62,7 +64,8 @@ class Source:
             return cls(path.name, module=Trained(path).model)
         _require_file(path)
         if path.suffix.lower() in WEIGHTS:
-            return cls(path.name, module=_built(path, architecture, prefix), path=path)
+            built_from = repr((file_digest(path), path.name, architecture, prefix))
+            return cls(path.name, module=_built(path, architecture, prefix), path=path, weights=built_from)
         if architecture is not None or prefix is not None:
             raise ValueError(f"{path.name}: --architecture and --prefix are for files of weights only")
         return cls(path.name, path=path)

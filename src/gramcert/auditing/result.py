@@ -104,6 +104,20 @@ class Audit:
             written["relative_width"] = row.relative_width
         return json.dumps(_finite(content), allow_nan=False)
 
+    def for_cache(self) -> dict[str, Any]:
+        """Everything, as JSON that :meth:`from_cache` reads back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_cache(cls, content: dict[str, Any], seconds: float) -> "Audit":
+        """The audit that was kept, every row marked as known before, with the time that it took now."""
+        rows = tuple(
+            Row(**row | {"notes": tuple(row["notes"]), "cached": row["lower"] is not None}) for row in content["rows"]
+        )
+        profiles = tuple(Profile(profile["name"], tuple(profile["values"])) for profile in content["profiles"])
+        listed = {name: tuple(content[name]) for name in ("reasons", "input_shape", "assumptions")}
+        return cls(**content | listed | {"rows": rows, "profiles": profiles, "seconds": seconds})
+
     def to_html(self) -> str:
         """One self-contained page for people."""
         from gramcert.auditing.page import to_html  # which is about this class
