@@ -267,6 +267,7 @@ UNBOUNDED = {
     "round": (Function(torch.round), (4,), "it jumps"),
     "integers": (Function(lambda x: x.to(torch.int32).to(x.dtype)), (4,), "jumps"),
     "softplus with a jump": (nn.Softplus(threshold=1.0), (4,), "threshold"),
+    "softplus with a small beta": (nn.Softplus(beta=1e-3), (4,), "threshold"),
     "unknown operator": (Function(torch.special.i0), (4,), "no rule is known"),
     "data-dependent kernel": (Function(lambda x: F.conv1d(x[:, None], x[:, None])), (4,), "depends on the input"),
     "choice": (Function(lambda x: torch.where(x > 0, x, 2 + x)), (4,), "depends on the input|comparison|gt"),

@@ -93,11 +93,11 @@ def celu(alpha: float) -> Slopes | None:
 
 
 def softplus(beta: float, threshold: float) -> Slopes | str:
-    """log(1 + e^(βx))/β; torch takes x itself where βx is above the threshold, which is a jump unless it is small."""
+    """log(1 + e^(βx))/β; torch takes x itself where βx is above the threshold: a jump by log(1 + e^-threshold)/β."""
     if beta <= 0:
         return "softplus with a beta that is not positive"
-    if threshold < 15:
-        return f"softplus jumps at its threshold {threshold:g}"
+    if threshold < 20 or beta < 0.5:  # from there on it is below 5e-9, and counts as rounding
+        return f"softplus jumps at its threshold {threshold:g} with beta {beta:g}"
     return _UNIT
 
 

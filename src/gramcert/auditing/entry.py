@@ -25,8 +25,8 @@ ABOUT = (
     "it bounds ‖f(x) - f(y)‖ by L·‖x - y‖ in the l2 norm for all x and y of this shape, not only for images",
 )
 SOFTPLUS = (
-    "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold of 20 changes values by "
-    "less than 3e-9 and counts as rounding"
+    "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold, at least 20, changes "
+    "values by less than 5e-9 and counts as rounding"
 )
 
 
