@@ -4,6 +4,19 @@ import torch
 from torch import nn
 
 
+class Function(nn.Module):
+    """A module of one function, with tensors that it may use as buffers."""
+
+    def __init__(self, function, **tensors):
+        super().__init__()
+        self.function = function
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, x):
+        return self.function(x, *self.buffers())
+
+
 class Residual(nn.Module):
     """Convolutions with batch normalisation, a shortcut, pooling and a linear layer: a small ResNet."""
 

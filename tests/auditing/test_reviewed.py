@@ -9,24 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramcert
+from auditing_networks import Function
 from gramcert.auditing.aten import Translator
 from gramcert.auditing.certificate import seal
 from gramcert.auditing.graph import Unbounded
 from gramcert.auditing.program import Call, Program, Ref
 from reference import sigma
-
-
-class Function(nn.Module):
-    """A module of one function, with tensors that it may use as buffers."""
-
-    def __init__(self, function, **tensors):
-        super().__init__()
-        self.function = function
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
-
-    def forward(self, x):
-        return self.function(x, *self.buffers())
 
 
 def largest_quotient(model, shape, dtype=torch.float64):

@@ -9,23 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramcert
+from auditing_networks import Function
 from gramcert import nn as gnn
 from reference import jacobian_norm, sigma
 
 TOL = 1e-3
-
-
-class Function(nn.Module):
-    """A module of one function, with tensors that it may use as buffers."""
-
-    def __init__(self, function, **tensors):
-        super().__init__()
-        self.function = function
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
-
-    def forward(self, x):
-        return self.function(x, *self.buffers())
 
 
 def random_batch_norm(channels):

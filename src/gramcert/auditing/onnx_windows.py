@@ -71,15 +71,10 @@ def _lp_pool(t: "Translator", c: Call) -> Variable:
     _require_two(c)
     if round_up:
         raise Unknown("windows beyond the padding, of which runtimes make different norms")
-    shares, sizes = 1, []
-    for size, k, s, (before, after), d in zip(x.shape[2:], taps, strides, padding, dilations, strict=True):
-        count, places = rules.windows_of(size, k, s, before, after, d, round_up=round_up)
-        inside = places[(places >= 0) & (places < size)]
-        shares *= int(torch.bincount(inside, minlength=1).max())
-        sizes.append(count)
+    shares, shape = rules.shared_windows(x.shape, taps, strides, padding, dilations)
     constant = 1.0 if shares <= 1 else root_up(shares)
     why = f"√{shares}: a place is in up to {shares} windows"
-    return t.b.nonlinear(x, Nonlinear(constant, "l2 pool", why=why), (*x.shape[:2], *sizes))
+    return t.b.nonlinear(x, Nonlinear(constant, "l2 pool", why=why), shape)
 
 
 def _require_two(c: Call) -> None:

@@ -12,7 +12,7 @@ from gramcert.auditing.graph import Builder, Joint, Nonlinear, Variable
 from gramcert.auditing.linear import AxisMatrix, Convolve, Move, Scale, Shape
 from gramcert.auditing.program import BadModel
 from gramcert.geometry.convolution import Convolution
-from gramcert.geometry.padding import PaddingMode
+from gramcert.geometry.padding import PaddingMode, pad
 from gramcert.rounding import absolute_sums, gamma, root_up, up
 
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -142,30 +142,10 @@ def padded(b: Builder, x: Variable, pairs: list[tuple[int, int]], mode: PaddingM
     for (before, after), size in zip(pairs, x.shape[x.dim - len(pairs) :], strict=True):
         if size + before + after < 1:
             raise BadModel(f"padding {pairs} leaves nothing of an input of shape {x.shape}")
+        if mode == "reflect" and max(before, after) >= size:
+            raise BadModel(f"reflect padding {(before, after)} needs more than {max(before, after)} places, got {size}")
     known = (mode, tuple(pairs)) if min(min(pair) for pair in pairs) >= 0 else None
-    return b.moved(x, lambda places: _pad(places, pairs, mode), f"{mode} padding", known)
-
-
-def _pad(places: Tensor, pairs: list[tuple[int, int]], mode: PaddingMode) -> Tensor:
-    first = places.dim() - len(pairs)
-    for axis, (before, after) in enumerate(pairs, first):
-        size = places.shape[axis]
-        index = torch.arange(-before, size + after)
-        if mode == "circular":
-            index = index % size
-        elif mode == "replicate":
-            index = index.clamp(0, size - 1)
-        elif mode == "reflect":
-            if max(before, after) >= size:
-                raise BadModel(f"reflect padding {(before, after)} needs more than {max(before, after)} places")
-            index = size - 1 - (size - 1 - index.abs()).abs()
-        else:
-            outside = (index < 0) | (index >= size)
-            shape = (-1, *(1,) * (places.dim() - 1 - axis))
-            places = places.index_select(axis, index.clamp(0, size - 1)).masked_fill(outside.reshape(shape), 0)
-            continue
-        places = places.index_select(axis, index)
-    return places
+    return b.moved(x, lambda places: pad(places, tuple(pairs), mode), f"{mode} padding", known)
 
 
 def shuffled(b: Builder, x: Variable, factor: int, *, inverse: bool = False) -> Variable:
@@ -243,14 +223,26 @@ def max_pool(
     round_up: bool = False,
 ) -> Variable:
     """The root of in how many windows the most shared place is."""
-    shares, outputs = 1, []
-    sizes = x.shape[x.dim - len(taps) :]
-    for size, k, s, (before, after), d in zip(sizes, taps, stride, padding, dilation, strict=True):
+    return _pooled(b, x, *shared_windows(x.shape, taps, stride, padding, dilation, round_up=round_up))
+
+
+def shared_windows(
+    shape: Shape,
+    taps: list[int],
+    stride: list[int],
+    padding: list[tuple[int, int]],
+    dilation: list[int],
+    *,
+    round_up: bool = False,
+) -> tuple[int, Shape]:
+    """In how many windows the most shared place is, and the shape of what has one entry for each window."""
+    shares, outputs, first = 1, [], len(shape) - len(taps)
+    for size, k, s, (before, after), d in zip(shape[first:], taps, stride, padding, dilation, strict=True):
         count, places = windows_of(size, k, s, before, after, d, round_up=round_up)
         inside = places[(places >= 0) & (places < size)]
         shares *= int(torch.bincount(inside, minlength=1).max())
         outputs.append(count)
-    return _pooled(b, x, shares, (*x.shape[: x.dim - len(taps)], *outputs))
+    return shares, (*shape[:first], *outputs)
 
 
 def _pooled(b: Builder, x: Variable, shares: int, shape: Shape) -> Variable:
