@@ -211,6 +211,10 @@ NONLINEAR = {
         Function(lambda x: rms_norm(x - x.mean(-1, keepdim=True))),
         10.0,
     ),
+    "lengths of resized squares": (
+        Function(lambda x: F.interpolate(x * x, scale_factor=2, mode="bilinear").sqrt()),
+        2.0,
+    ),
     "rms norm written out": (Function(lambda x: rms_norm(x)), 10.0),
 }
 

@@ -58,9 +58,9 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path):
 def test_an_interrupted_audit_keeps_what_was_measured(tmp_path):
     def interrupt(done, total, name):
         if done == 2:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("after two")
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="after two"):
         gramcert.audit(residual_network(), SHAPE, cache=tmp_path, report=interrupt)
     rows = gramcert.audit(residual_network(), SHAPE, cache=tmp_path).rows
     assert [row.cached for row in rows if row.lower] == [True, True, False]

@@ -6,7 +6,6 @@ them again with ball arithmetic.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 
@@ -114,6 +113,3 @@ def _product(first: float, second: float) -> float:
 
 def _float32(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32))
-
-
-Elementwise = Callable[..., Slopes | None]

@@ -139,7 +139,7 @@ class Builder:
         return self._add(Input(), (), shape)
 
     def linear(self, x: Variable, linear: LinearMap) -> Variable:
-        """A linear map of a value; what only gives it the same shape again is left out."""
+        """A linear map of a value, whose shape has to be that of the map."""
         if linear.source != x.shape:
             raise BadModel(f"{self._label}: expected shape {linear.source}, got {x.shape}")
         return self._add(linear, (x,), linear.target)

@@ -257,5 +257,7 @@ def _largest_column_sum(linear: LinearMap) -> float | None:
     if isinstance(linear, Scale) and bool((linear.factors >= 0).all()):
         return up(linear.size + linear.error) if linear.error else linear.size
     if isinstance(linear, AxisMatrix) and bool((linear.matrix >= 0).all()):
-        return up(total_up(linear.matrix.T) * (1 + 2.0**-40))  # entries of means are within a few roundings
+        # A column of the matrix may be off by its distance in length, so by √rows times that in its sum.
+        rows = linear.matrix.shape[0]
+        return up(total_up(linear.matrix.T) + up(root_up(rows) * linear.distance))
     return None
