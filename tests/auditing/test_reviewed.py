@@ -390,3 +390,10 @@ def test_arguments_that_torch_would_ignore_are_not_used():
     program = Program({"x": (1, 4)}, {"w": torch.eye(4)}, calls, ("z",))
     graph = Translator(program).run({"x": (1, 4)})
     assert isinstance(graph.nodes[graph.outputs["z"]].operation, Unbounded)
+
+
+def test_integers_without_an_exact_float_are_a_reason():
+    model = Function(lambda x, c: x * c, c=torch.tensor([2**53 + 1, 1], dtype=torch.int64))
+    assert "too large for float64" in gramcert.audit(model, (2,)).reasons[0]
+    model = Function(lambda x, c: x * c, c=torch.tensor([3, 1], dtype=torch.int64))
+    assert gramcert.audit(model, (2,)).upper == 3

@@ -27,6 +27,8 @@ def exact(tensor: Tensor, what: str = "weight") -> Tensor:
     if tensor.dtype not in REAL and (tensor.is_complex() or tensor.is_floating_point()):
         raise Unknown(f"its {what} has the type {str(tensor.dtype).removeprefix('torch.')}")
     result = tensor.detach().cpu().double()
+    if not tensor.is_floating_point() and bool((result.abs() >= 2.0**53).any()):
+        raise Unknown(f"its {what} has integers that are too large for float64")
     if not bool(torch.isfinite(result).all()):
         raise Unknown(f"its {what} has entries that are not finite")
     return result
@@ -146,12 +148,6 @@ def padded(b: Builder, x: Variable, pairs: list[tuple[int, int]], mode: PaddingM
             raise BadModel(f"reflect padding {(before, after)} needs more than {max(before, after)} places, got {size}")
     known = (mode, tuple(pairs)) if min(min(pair) for pair in pairs) >= 0 else None
     return b.moved(x, lambda places: pad(places, tuple(pairs), mode), f"{mode} padding", known)
-
-
-def shuffled(b: Builder, x: Variable, factor: int, *, inverse: bool = False) -> Variable:
-    """Pixel shuffle, or its inverse."""
-    function = torch.nn.functional.pixel_unshuffle if inverse else torch.nn.functional.pixel_shuffle
-    return b.moved(x, lambda places: function(places, factor), "pixel shuffle")
 
 
 # Windows
