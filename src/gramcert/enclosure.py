@@ -2,16 +2,16 @@
 
 import decimal
 import math
-import numbers
-import sys
 import textwrap
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from gramcert.exact import Exact, exact, float_down, float_up
 from gramcert.rounding import ASSUMPTIONS, root_down, root_up
 
-Exact = Fraction | float  # a float only where it is infinite
+# What arithmetic and comparisons take: numbers of any type, NumPy's scalars and tensors without axes too.
+Number = Any
 
 # Enclosures wider than this, relatively, are printed by their ends.
 WIDE = 0.05
@@ -78,29 +78,31 @@ class Enclosure:
             return 1.0 if self.lower >= 0 else math.inf
         return (self.upper - self.lower) / abs(self.upper) if self.upper else math.inf
 
-    def __contains__(self, value: "float | Enclosure") -> bool:
-        other = _enclosure(value)
-        return self.lower <= other.lower and other.upper <= self.upper
+    # NumPy's arrays and scalars leave the operators to this class, instead of rounding what they meet.
+    __array_ufunc__ = None
 
-    def __add__(self, other: "float | Enclosure") -> "Enclosure":
-        other = _enclosure(other)
-        low, high = _sum(self.lower, other.lower), _sum(self.upper, other.upper)
-        return self._with(other, _round_down(low), _round_up(high))
+    def __contains__(self, value: "Number | Enclosure") -> bool:
+        lower, upper = _ends(value)
+        return self.lower <= lower and upper <= self.upper
+
+    def __add__(self, other: "Number | Enclosure") -> "Enclosure":
+        lower, upper = _operand(other)
+        return self._with(other, float_down(_sum(self.lower, lower)), float_up(_sum(self.upper, upper)))
 
     __radd__ = __add__
 
-    def __mul__(self, other: "float | Enclosure") -> "Enclosure":
-        other = _enclosure(other)
-        products = [_product(a, b) for a in (self.lower, self.upper) for b in (other.lower, other.upper)]
-        return self._with(other, _round_down(min(products)), _round_up(max(products)))
+    def __mul__(self, other: "Number | Enclosure") -> "Enclosure":
+        products = [_product(a, b) for a in (self.lower, self.upper) for b in _operand(other)]
+        return self._with(other, float_down(min(products)), float_up(max(products)))
 
     __rmul__ = __mul__
 
-    def max(self, *others: "float | Enclosure") -> "Enclosure":
+    def max(self, *others: "Number | Enclosure") -> "Enclosure":
         """The largest of this and other enclosed numbers."""
         result = self
-        for other in map(_enclosure, others):
-            result = result._with(other, max(result.lower, other.lower), max(result.upper, other.upper))
+        for other in others:
+            lower, upper = _operand(other)
+            result = result._with(other, float_down(max(result.lower, lower)), float_up(max(result.upper, upper)))
         return result
 
     def sqrt(self) -> "Enclosure":
@@ -112,30 +114,32 @@ class Enclosure:
         upper = exact[1] if _is_square(self.upper, exact[1]) else root_up(self.upper)
         return self._with(self, lower, upper)
 
-    def __lt__(self, other: "float | Enclosure") -> bool:
+    def __lt__(self, other: "Number | Enclosure") -> bool:
         return bool(self.upper < _ends(other)[0])
 
-    def __le__(self, other: "float | Enclosure") -> bool:
+    def __le__(self, other: "Number | Enclosure") -> bool:
         return bool(self.upper <= _ends(other)[0])
 
-    def __gt__(self, other: "float | Enclosure") -> bool:
+    def __gt__(self, other: "Number | Enclosure") -> bool:
         return bool(self.lower > _ends(other)[1])
 
-    def __ge__(self, other: "float | Enclosure") -> bool:
+    def __ge__(self, other: "Number | Enclosure") -> bool:
         return bool(self.lower >= _ends(other)[1])
 
     def __eq__(self, other: object) -> bool:
         """Certainly equal: both are the same exactly known number."""
-        if not isinstance(other, (numbers.Real, Enclosure)):
+        try:
+            lower, upper = _ends(other)
+        except TypeError:
             return NotImplemented
-        lower, upper = _ends(other)
         return bool(self.lower == self.upper == lower == upper)
 
     def __ne__(self, other: object) -> bool:
         """Certainly different: no number is in both."""
-        if not isinstance(other, (numbers.Real, Enclosure)):
+        try:
+            lower, upper = _ends(other)
+        except TypeError:
             return NotImplemented
-        lower, upper = _ends(other)
         return bool(self.upper < lower or self.lower > upper)
 
     def __hash__(self) -> int:
@@ -184,62 +188,45 @@ class Enclosure:
         lines += ["assumed (docs/what-is-certified.md):", *(f"  {assumption}" for assumption in ASSUMPTIONS)]
         return "\n".join(textwrap.fill(line, 80, subsequent_indent="    ", break_long_words=False) for line in lines)
 
-    def _with(self, other: "Enclosure", lower: float, upper: float) -> "Enclosure":
-        return Enclosure(lower, upper, "", self.tol_reached and other.tol_reached)
+    def _with(self, other: "Number | Enclosure", lower: float, upper: float) -> "Enclosure":
+        reached = not isinstance(other, Enclosure) or other.tol_reached
+        return Enclosure(lower, upper, "", self.tol_reached and reached)
 
 
-def _enclosure(value: "float | Enclosure") -> Enclosure:
-    return value if isinstance(value, Enclosure) else Enclosure(value, value)
-
-
-def _ends(value: Any) -> tuple[Any, Any]:
-    """Both ends of an enclosure, or a number twice; Python compares numbers of different types exactly."""
+def _ends(value: Any) -> tuple[Exact, Exact]:
+    """Both ends of an enclosure, or a number twice. Python compares floats and fractions exactly."""
     if isinstance(value, Enclosure):
         return value.lower, value.upper
-    if not isinstance(value, numbers.Real):
-        raise TypeError(f"Enclosure: expected a number or an Enclosure, got {type(value).__name__}")
-    return value, value
+    number = exact("Enclosure", value)
+    return number, number
+
+
+def _operand(value: Any) -> tuple[Exact, Exact]:
+    """The same for arithmetic, where NaN is no number."""
+    ends = _ends(value)
+    if math.isnan(ends[0]):
+        raise ValueError(f"Enclosure: expected a number, got {value!r}")
+    return ends
 
 
 def _exact_float(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-    try:
-        converted = float(value)
-    except OverflowError:
-        converted = math.inf
-    if converted != value and not math.isnan(converted):  # NaN is refused as an end
+    number = exact(name, value)
+    converted = float_up(number)
+    if converted != number and not math.isnan(converted):  # NaN is refused as an end
         raise ValueError(f"{name}: expected a number that a float holds exactly, got {value!r}")
     return converted
 
 
-def _sum(a: float, b: float) -> Exact:
-    return a + b if math.isinf(a) or math.isinf(b) else Fraction(a) + Fraction(b)
+def _sum(a: Exact, b: Exact) -> Exact:
+    return float(a) + float(b) if math.isinf(a) or math.isinf(b) else Fraction(a) + Fraction(b)
 
 
-def _product(a: float, b: float) -> Exact:
+def _product(a: Exact, b: Exact) -> Exact:
     if not a or not b:
         return Fraction(0)  # also 0·∞: the number is finite, only its bound is not
-    return a * b if math.isinf(a) or math.isinf(b) else Fraction(a) * Fraction(b)
-
-
-def _round_up(exact: Exact) -> float:
-    """The smallest float that is not below."""
-    nearest = _nearest(exact)
-    return nearest if nearest >= exact else math.nextafter(nearest, math.inf)
-
-
-def _round_down(exact: Exact) -> float:
-    """The largest finite float that is not above."""
-    nearest = min(_nearest(exact), sys.float_info.max)
-    return nearest if nearest <= exact else math.nextafter(nearest, -math.inf)
-
-
-def _nearest(exact: Exact) -> float:
-    try:
-        return float(exact)
-    except OverflowError:
-        return math.inf if exact > 0 else -math.inf
+    if math.isinf(a) or math.isinf(b):
+        return math.copysign(math.inf, 1 if (a > 0) == (b > 0) else -1)
+    return Fraction(a) * Fraction(b)
 
 
 def _is_square(value: float, root: float) -> bool:

@@ -10,7 +10,6 @@ The derivations are in ``docs/what-is-certified.md``.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -43,12 +42,6 @@ def up(value: float) -> float:
 def down(value: float) -> float:
     """The next float below, but a non-negative quantity stays non-negative."""
     return max(0.0, math.nextafter(value, -math.inf)) if value >= 0 else math.nextafter(value, -math.inf)
-
-
-def fraction_up(exact: Fraction) -> float:
-    """The smallest float that is not below a fraction."""
-    value = float(exact)
-    return value if Fraction(value) >= exact else up(value)
 
 
 def largest_upper(lower: float, tol: float) -> float:

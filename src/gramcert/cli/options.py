@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from gramcert.cli.errors import BadInput
+from gramcert.exact import float_up
 from gramcert.geometry.convolution import Padding
-from gramcert.rounding import fraction_up
 
 # Larger sizes are mistakes: no layer has them, and torch counts in 64 bits.
 LARGEST = 2**31 - 1
@@ -60,7 +60,7 @@ def parse_radii(text: str) -> dict[str, float]:
         exact = Fraction(part.strip())
         if not 0 <= exact <= LARGEST:
             raise BadInput(f"--radii {text!r}: expected radii from 0 to {LARGEST}")
-        result[part.strip()] = fraction_up(exact)
+        result[part.strip()] = float_up(exact)
     return result
 
 

@@ -9,15 +9,15 @@ from fractions import Fraction
 from typing import Any
 
 from gramcert.certification.accuracy import certify
+from gramcert.exact import float_up
 from gramcert.experiments.records import Records, Row
-from gramcert.rounding import fraction_up
 from gramcert.training.checkpoints import Trained
 from gramcert.training.configuration import Configuration
 from gramcert.training.images import Images, Labelled
 from gramcert.training.loop import RADII, train
 
 # As they are written, and as floats that are not below them.
-EXACT_RADII = {f"{radius}/255": fraction_up(Fraction(radius, 255)) for radius in RADII}
+EXACT_RADII = {f"{radius}/255": float_up(Fraction(radius, 255)) for radius in RADII}
 
 ACCURACIES = ("clean", *EXACT_RADII)
 
