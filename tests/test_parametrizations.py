@@ -243,7 +243,7 @@ class Flipped(nn.Conv2d):
         (lambda: spectral_normalization(conv(), input_size=(3,)), ValueError, r"Conv2d needs 2 sizes, got 1"),
         (lambda: spectral_rescaling(nn.Linear(2, 2), input_size=3), ValueError, "Linear has no spatial size"),
         (lambda: spectral_rescaling(nn.Conv2d(1, 1, 5), input_size=3), ValueError, "the output would be empty"),
-        (lambda: spectral_rescaling(Flipped(1, 1, 3)), TypeError, "overrides Conv2d.forward"),
+        (lambda: spectral_rescaling(Flipped(1, 1, 3)), TypeError, "overrides forward"),
     ],
 )
 def test_bad_input(call, error, message):

@@ -130,7 +130,10 @@ def hooked():
         (nn.Softplus(), r"its constant is not known"),
         (nn.GELU(), r"its constant is not known"),
         (nn.MultiheadAttention(4, 1), r"its constant is not known"),
-        (Doubled(), r"lipschitz_bound\(Doubled\): it overrides compute, but has no guarantee"),
+        (
+            Doubled(),
+            r"lipschitz_bound\(Doubled\): Doubled overrides compute, so what it computes",
+        ),
         (Twice(), r"lipschitz_bound\(Twice\): its constant is not known"),
         (hooked(), r"lipschitz_bound\(MaxMin\): its hook"),
         (nn.AvgPool2d(3, padding=1, count_include_pad=False), r"windows counted without padding are not known"),

@@ -132,10 +132,10 @@ def test_replaced_parts_are_found():
     for module in (layer, conv):
         with pytest.raises(TypeError, match="was replaced, so what it computes is unknown"):
             lipschitz_bound(module)
-    with pytest.raises(TypeError, match=r"lipschitz_bound\(Larger\): it overrides means"):
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(Larger\): Larger overrides means"):
         lipschitz_bound(Larger(2))
     assert lipschitz_bound(Renamed(2)) == 1
-    with pytest.raises(TypeError, match=r"lipschitz_bound\(Thousandfold\): it overrides Linear.forward"):
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(Thousandfold\): Thousandfold overrides _call_impl"):
         lipschitz_bound(Thousandfold(2, 2))
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: 3 * output)
     try:
@@ -143,25 +143,6 @@ def test_replaced_parts_are_found():
             lipschitz_bound(nn.ReLU())
     finally:
         handle.remove()
-
-
-class Noisy(nn.Module):
-    def forward(self, weight):
-        return weight * (1 + torch.rand(()))
-
-
-def test_a_weight_is_read_once():
-    """A parametrisation that gives other weights each time: the bound is for one of them, not for none."""
-    torch.manual_seed(0)
-    layer = nn.Linear(4, 4)
-    with torch.no_grad():
-        layer.weight.copy_(torch.eye(4))
-    nn.utils.parametrize.register_parametrization(layer, "weight", Noisy())
-    for seed in range(5):
-        torch.manual_seed(seed)
-        weight = layer.weight.detach()
-        torch.manual_seed(seed)
-        assert lipschitz_bound(layer) >= float(weight[0, 0])
 
 
 def test_values_that_are_not_numbers():

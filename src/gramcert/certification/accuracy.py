@@ -13,8 +13,8 @@ from gramcert.certification.forward import CertifiedForward, open_chain
 from gramcert.certification.rounded import Linear
 from gramcert.certified.margins import radii as margin_radii
 from gramcert.geometry.convolution import effective_weight
+from gramcert.geometry.recognition import unwrapped
 from gramcert.nn.baking import frozen
-from gramcert.nn.guarantee import unwrapped
 from gramcert.rounding import checked_arithmetic
 
 # How much of what is done, for whoever shows it: what, how many, of how many (``None`` if that is not known).
@@ -100,7 +100,7 @@ def certify(
     classifier: _Classifier | None = None
     labels, predictions, found, largest = [], [], [], 0.0
     with checked_arithmetic(call):  # weights as the layers give them alone, whatever autocast is around
-        features, head = _split(call, frozen(call, unwrapped(model)))
+        features, head = _split(call, frozen(call, unwrapped(call, model)))
     for batch in loader:
         with checked_arithmetic(call):  # not around the loader, which may need gradients
             if classifier is None:
@@ -181,7 +181,7 @@ def _checked(call: str, batch: Any, classes: int) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"{call}(loader): expected {len(inputs)} integer labels, got {truth.dtype} of shape {tuple(truth.shape)}"
         )
-    truth = truth.cpu().long()
+    truth = truth.to("cpu", torch.int64, copy=True)  # a loader may fill the same tensor again
     if int(truth.min()) < 0 or int(truth.max()) >= classes:
         raise ValueError(
             f"{call}(loader): expected labels from 0 to {classes - 1}, got {int(truth.min())} to {int(truth.max())}"

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.certification.rounded import Linear, Rounded, error, norms, own_type, rule
-from gramcert.geometry.convolution import LAYERS, Convolution, require_plain_forward
+from gramcert.geometry.convolution import LAYERS, Convolution
+from gramcert.geometry.recognition import require_known, unwrapped
 from gramcert.nn.combining import Concatenation, Residual
-from gramcert.nn.guarantee import constant_and_size, times, unwrapped
+from gramcert.nn.guarantee import constant_and_size, times
 from gramcert.nn.residual import SLLConv1d, SLLConv2d, SLLConv3d, SLLLinear
 from gramcert.nn.torch_layers import Size
 from gramcert.rounding import next_up
@@ -100,9 +101,10 @@ class CertifiedForward:
 def open_chain(call: str, modules: list[nn.Module]) -> list[nn.Module]:
     """Sequentials opened, whatever torch wrapped them in."""
     result = []
-    for module in map(unwrapped, modules):
+    for wrapped in modules:
+        module = unwrapped(call, wrapped)
         if isinstance(module, nn.Sequential):
-            require_plain_forward(call, module, nn.Sequential)
+            require_known(call, module, nn.Sequential)
             result += open_chain(call, list(module))
         else:
             result.append(module)

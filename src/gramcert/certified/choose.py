@@ -14,6 +14,7 @@ from gramcert.certified.work import Work
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
+from gramcert.geometry.recognition import require_plain_tensor, require_steady
 from gramcert.rounding import checked_arithmetic, root_up, up
 
 # Part of the tolerance kept back for the last roundings.
@@ -116,7 +117,10 @@ def _every_size(lifted: LiftedLayer, tol: float, work: Work) -> tuple[float, flo
 def as_convolution(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:
     """Any layer as a convolution: matrices and linear layers as one with a single tap on one axis."""
     if isinstance(layer, Tensor):
+        require_plain_tensor(f"{call}(layer)", layer)
         return _of_matrix(call, layer)
+    if isinstance(layer, nn.Module):
+        require_steady(call, layer)
     if isinstance(layer, nn.Linear):
         return _of_matrix(call, effective_weight(call, layer, nn.Linear))
     if not isinstance(layer, (Convolution, *LAYERS)):
@@ -124,7 +128,9 @@ def as_convolution(call: str, layer: nn.Module | Convolution | Tensor) -> Convol
             f"{call}(layer): cannot bound {_name(layer)}; expected Linear, a Conv or ConvTranspose layer, a "
             f"gramcert.Convolution or a matrix"
         )
-    return Convolution.of(layer)
+    description = Convolution.of(layer)
+    require_plain_tensor(f"{call}(layer)", description.kernel)
+    return description
 
 
 def _of_matrix(call: str, matrix: Tensor) -> Convolution:

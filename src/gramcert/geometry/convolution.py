@@ -1,6 +1,5 @@
 """What a convolution layer is: an immutable description that can be applied, transposed and written as a matrix."""
 
-import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from gramcert.arguments import Sizes, axis_sizes, checked_kernel
 from gramcert.geometry.padding import PaddingMode, Pairs, pad, pad_adjoint, pad_with_zeros
+from gramcert.geometry.recognition import require_known, require_plain_tensor
 
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 
@@ -158,8 +158,6 @@ class Convolution:
             raise TypeError(f"Convolution.of({name}): expected a torch.nn.Conv or ConvTranspose layer, 1-D to 3-D")
         assert isinstance(layer, nn.Module)
         weight = effective_weight("Convolution.of", layer, base)
-        if getattr(type(layer), "_conv_forward", None) is not getattr(base, "_conv_forward", None):
-            raise TypeError(f"Convolution.of({name}): it overrides {base.__name__}._conv_forward, so it is unknown")
         result = cls(
             weight,
             layer.stride,  # type: ignore[arg-type]
@@ -330,35 +328,11 @@ def effective_weight(call: str, layer: nn.Module, base: type[nn.Module]) -> Tens
 
     Half-precision weights come in float32, which holds them exactly.
     """
-    require_plain_forward(call, layer, base)
+    require_known(call, layer, base)
     weight = layer.weight
     assert isinstance(weight, Tensor)
+    require_plain_tensor(f"{call}({type(layer).__name__}.weight)", weight)
     return full_weight(weight)
-
-
-# Through these torch calls the forward of every layer.
-_CALLING = ("__call__", "_call_impl", "_slow_forward")
-
-
-def require_plain_forward(call: str, layer: nn.Module, base: type[nn.Module]) -> None:
-    """Refuse layers that compute something else than their class ``base`` does, or that have no weights yet."""
-    name = type(layer).__name__
-    same_call = all(getattr(type(layer), method) is getattr(nn.Module, method) for method in _CALLING)
-    if getattr(layer.forward, "__func__", None) is not base.forward or not same_call:
-        raise TypeError(f"{call}({name}): it overrides {base.__name__}.forward, so what it computes is unknown")
-    if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
-        raise ValueError(f"{call}({name}): the layer has no weights yet; run it once on an input first")
-    replaced = [attribute for attribute in vars(layer) if inspect.isfunction(getattr(type(layer), attribute, None))]
-    if replaced:
-        raise TypeError(f"{call}({name}): its {replaced[0]} was replaced, so what it computes is unknown")
-    everywhere = [getattr(nn.modules.module, f"_global_forward_{kind}", {}) for kind in ("pre_hooks", "hooks")]
-    hooks = [hook for hooks in (layer._forward_pre_hooks, layer._forward_hooks, *everywhere) for hook in hooks.values()]
-    if hooks:
-        hook = getattr(hooks[0], "__name__", type(hooks[0]).__name__)
-        raise TypeError(
-            f"{call}({name}): its hook {hook} may change the weight or the output; remove hooks, or use "
-            f"torch.nn.utils.parametrizations, whose effective weight is known"
-        )
 
 
 def full_weight(weight: Tensor) -> Tensor:

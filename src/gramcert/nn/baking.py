@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 from torch import nn
 from torch.nn.utils import parametrize
 
+from gramcert.geometry.recognition import require_faithful_copies, require_steady
 from gramcert.nn.dense import SRConv1d, SRConv2d, SRConv3d, SRLinear
 from gramcert.nn.head import NormalizedLinear
 
@@ -46,7 +47,7 @@ def export(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"export(model): expected a torch.nn.Module, got {type(model).__name__}")
-    return _replaced(_copied("export", model).eval(), _plain, {})
+    return _replaced("export", _copied("export", model).eval(), _plain, {})
 
 
 def frozen(call: str, model: nn.Module) -> nn.Module:
@@ -55,15 +56,16 @@ def frozen(call: str, model: nn.Module) -> nn.Module:
     A parametrisation may give other weights each time. Torch's own ``parametrize.cached`` cannot be used against that:
     it takes a layer and its deep copies for one, and gives all of them the weights of whichever was asked first.
     """
-    return _replaced(_copied(call, model), lambda module: module, {})
+    return _replaced(call, _copied(call, model), lambda module: module, {})
 
 
 def plain_copy(call: str, model: nn.Module) -> nn.Module:
     """What :func:`export` gives, in the mode, training or evaluation, that the model is in."""
-    return _replaced(_copied(call, model), _plain, {})
+    return _replaced(call, _copied(call, model), _plain, {})
 
 
 def _copied(call: str, model: nn.Module) -> nn.Module:
+    require_faithful_copies(call, model)
     try:
         return copy.deepcopy(model)
     except RuntimeError as error:  # tensors with a history, such as those that hooks of older versions of torch make
@@ -71,15 +73,16 @@ def _copied(call: str, model: nn.Module) -> nn.Module:
 
 
 def _replaced(
-    module: nn.Module, change: Callable[[nn.Module], nn.Module], done: dict[nn.Module, nn.Module]
+    call: str, module: nn.Module, change: Callable[[nn.Module], nn.Module], done: dict[nn.Module, nn.Module]
 ) -> nn.Module:
     """A module with its weights baked in and its parts replaced, then changed; one that occurs twice stays one."""
     if module in done:
         return done[module]
+    require_steady(call, module)
     baked = _baked(module) if parametrize.is_parametrized(module) else module
     for name, child in list(baked._modules.items()):
         if child is not None:
-            setattr(baked, name, _replaced(child, change, done))
+            setattr(baked, name, _replaced(call, child, change, done))
     done[module] = change(baked)
     return done[module]
 

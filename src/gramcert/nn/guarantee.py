@@ -7,7 +7,8 @@ from torch import nn
 
 from gramcert.arguments import Sizes, axis_sizes
 from gramcert.certified.deployed import norm_upper
-from gramcert.geometry.convolution import LAYERS, Convolution, require_plain_forward
+from gramcert.geometry.convolution import LAYERS, Convolution
+from gramcert.geometry.recognition import require_known, require_steady, unwrapped
 from gramcert.nn.layer import Layer
 from gramcert.nn.torch_layers import Size, torch_constant
 from gramcert.rounding import up
@@ -58,7 +59,8 @@ def lipschitz_bound(module: nn.Module, input_size: Sizes | None = None) -> float
 
 def constant_and_size(call: str, module: nn.Module, size: Size) -> tuple[float, Size]:
     """The constant of a module and the spatial size of its output, from that of its input; ``None`` is every size."""
-    module = unwrapped(module)
+    module = unwrapped(call, module)
+    require_steady(call, module)
     if isinstance(module, torch.fx.GraphModule):
         name = type(module).__name__
         raise TypeError(f"{call}({name}): a traced graph is not known as a layer; ask the model that it was made from")
@@ -68,14 +70,14 @@ def constant_and_size(call: str, module: nn.Module, size: Size) -> tuple[float, 
             module.require_shapes(call)
         return module.guarantee(call, size)
     if isinstance(module, nn.Sequential):
-        require_plain_forward(call, module, nn.Sequential)
+        require_known(call, module, nn.Sequential)
         return chain(call, list(module), size)
     if isinstance(module, nn.Linear):
         # It acts on the last axis, which it makes longer or shorter.
         return norm_upper(call, module, None), (*size[:-1], module.out_features) if size else size
     if isinstance(module, LAYERS):
         return norm_upper(call, module, size), Convolution.of(module).output_size(size, call=call) if size else None
-    require_plain_forward(call, module, type(module))
+    require_known(call, module, type(module))
     return torch_constant(call, module, size)
 
 
@@ -97,34 +99,11 @@ def times(first: float, second: float) -> float:
     return up(first * second)
 
 
-# What a subclass may redefine without changing what the layer computes.
-_HARMLESS = {"reset_parameters", "extra_repr"}
-
-
 def _require_own_guarantee(call: str, module: nn.Module) -> None:
-    """Refuse a subclass of a layer of ours that computes something else and says nothing about its constant."""
-    require_plain_forward(call, module, type(module))
-    for kind in type(module).__mro__:
-        if "guarantee" in vars(kind):
-            return
-        changed = {name for name in vars(kind) if not name.startswith("__")} - _HARMLESS
-        inherited = {name for name in changed if any(callable(getattr(base, name, None)) for base in kind.__bases__)}
-        if inherited and not kind.__module__.startswith("gramcert."):
-            names = ", ".join(sorted(inherited))
-            raise TypeError(f"{call}({kind.__name__}): it overrides {names}, but has no guarantee(call, size)")
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """What wrappers of torch itself call: those of torch.compile (whose class takes a second to import) and DDP."""
-    kind = type(module)
-    inner: object = None
-    if kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo."):
-        inner = getattr(module, "_orig_mod", None)
-    elif kind in (nn.DataParallel, nn.parallel.DistributedDataParallel):
-        inner = module.module
-    if not isinstance(inner, nn.Module) or module._forward_hooks or module._forward_pre_hooks:
-        return module
-    return unwrapped(inner)
+    """Refuse a layer that computes something else than the class that gives its guarantee."""
+    owners = [kind for kind in type(module).__mro__ if "guarantee" in vars(kind) and issubclass(kind, nn.Module)]
+    hint = "; a class of your own may have a guarantee(call, size)"
+    require_known(call, module, owners[0] if owners else type(module), hint)
 
 
 def _axes(module: nn.Module) -> int | None:

@@ -15,7 +15,8 @@ from gramcert.arguments import Sizes, axis_sizes, checked_iterations, require_fi
 from gramcert.bounds.gram import positive
 from gramcert.bounds.layer import norm2
 from gramcert.certified.deployed import residual_upper
-from gramcert.geometry.convolution import Convolution, full_weight, require_plain_forward
+from gramcert.geometry.convolution import Convolution, full_weight
+from gramcert.geometry.recognition import require_known
 from gramcert.nn.layer import expected
 from gramcert.nn.slopes import slopes
 from gramcert.nn.torch_layers import Size
@@ -107,7 +108,7 @@ class _Residual(nn.Module):
 
     def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
         """Its certified constant with the weights as they are, and the spatial size of its output."""
-        require_plain_forward(call, self.activation, type(self.activation))
+        require_known(call, self.activation, type(self.activation))
         _checked(call, self.activation)
         with torch.no_grad():
             outer, factors = self._rescaled()

@@ -1,0 +1,218 @@
+"""Whether a layer computes what its class is known for: nothing overridden, replaced, hooked or patched.
+
+Everything certified about a layer rests on its class. A method may come from any class of the method resolution order,
+from the instance, from a hook, or from somebody who patched the class itself, so each of these is looked at. What
+cannot be seen from a layer, such as a patched ``torch.nn.functional``, is listed in ``docs/what-is-certified.md``.
+"""
+
+import contextlib
+import functools
+import inspect
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils import parametrize
+
+# What a subclass may define without changing what the layer computes.
+_HARMLESS = {
+    *("__init__", "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__annotations__"),
+    *("__annotate_func__", "__annotations_cache__", "__firstlineno__", "__static_attributes__", "__orig_bases__"),
+    *("__parameters__", "__class_getitem__", "__init_subclass__", "__subclasshook__", "__abstractmethods__"),
+    *("_abc_impl", "__constants__", "__repr__", "__str__", "__dir__", "__hash__", "__eq__", "__ne__", "_get_name"),
+    *("extra_repr", "reset_parameters"),
+}
+
+# Through these torch calls the forward of every layer, and finds its weights.
+_CALLING = frozenset(("__call__", "_wrapped_call_impl", "_call_impl", "_slow_forward", "forward", "__getattr__"))
+
+# By these a copy of a layer may become another one.
+_COPYING = (
+    *("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"),
+    *("__getnewargs__", "__getnewargs_ex__", "__new__"),
+)
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)
+
+
+def require_known(call: str, layer: nn.Module, base: type[nn.Module], hint: str = "") -> None:
+    """Refuse layers that may compute something else than their class ``base`` does, or that have no weights yet."""
+    name = type(layer).__name__
+    if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
+        raise ValueError(f"{call}({name}): the layer has no weights yet; run it once on an input first")
+    if not torch.compiler.is_compiling():
+        _require_known_methods(call, layer, base, hint)
+        _require_plain_tensors(call, layer)
+    elif getattr(layer.forward, "__func__", None) is not base.forward:  # the rest cannot be compiled
+        raise TypeError(f"{call}({name}): it overrides {base.__name__}.forward, so what it computes is unknown{hint}")
+    replaced = [attribute for attribute in vars(layer) if inspect.isfunction(getattr(type(layer), attribute, None))]
+    if replaced:
+        raise TypeError(f"{call}({name}): its {replaced[0]} was replaced, so what it computes is unknown")
+    everywhere = [getattr(nn.modules.module, f"_global_forward_{kind}", {}) for kind in ("pre_hooks", "hooks")]
+    hooks = [hook for hooks in (layer._forward_pre_hooks, layer._forward_hooks, *everywhere) for hook in hooks.values()]
+    if hooks:
+        hook = getattr(hooks[0], "__name__", type(hooks[0]).__name__)
+        raise TypeError(
+            f"{call}({name}): its hook {hook} may change the weight or the output; remove hooks, or use "
+            f"torch.nn.utils.parametrizations, whose effective weight is known"
+        )
+
+
+def _require_known_methods(call: str, layer: nn.Module, base: type[nn.Module], hint: str) -> None:
+    """Every name that the known classes use has to come from one of them, as it was written there."""
+    kinds, name = type(layer).__mro__, type(layer).__name__
+    if base not in kinds:  # __class__ can say anything
+        raise TypeError(f"{call}({name}): it is no {base.__name__}, so what it computes is unknown")
+    known = {kind for kind in kinds if kind in base.__mro__ or is_genuine(kind, "gramcert")}
+    made = _made_by_parametrize(layer)
+    names = set(_CALLING | {"__getattribute__"}).union(*(_used_names(kind) for kind in known))
+    for kind in kinds:
+        found = names & vars(kind).keys()
+        names -= found  # what comes first in the order wins
+        if kind is made:
+            found -= _parametrizations(layer).keys()
+        elif kind in known:
+            found = {attribute for attribute in found if _is_patched(kind, attribute)}
+        if found:
+            what = "was patched at" if kind in known else "overrides"
+            listed = ", ".join(sorted(found))
+            raise TypeError(f"{call}({name}): {kind.__name__} {what} {listed}, so what it computes is unknown{hint}")
+    compiled = vars(layer).get("_compiled_call_impl")
+    if compiled is not None and _compiled_from(compiled) != layer._call_impl:
+        raise TypeError(f"{call}({name}): its _compiled_call_impl was replaced, so what it computes is unknown")
+
+
+@functools.cache
+def _used_names(kind: type) -> frozenset[str]:
+    """What a class defines, and every name that its functions mention: no other can change what they compute."""
+    if kind in (nn.Module, object):  # whose other methods do not compute anything
+        return frozenset()
+    names = set(vars(kind))
+    codes = [value.__code__ for value in vars(kind).values() if inspect.isfunction(value)]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+    return frozenset(names - _HARMLESS)
+
+
+def is_genuine(kind: type, package: str) -> bool:
+    """Whether a class is one of a package, found there under its name."""
+    if kind.__module__.partition(".")[0] != package:
+        return False
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is kind
+
+
+def _is_patched(kind: type, name: str) -> bool:
+    """Whether a function of a class of torch, or of this package, is not the one that stands in its source."""
+    if not (is_genuine(kind, "torch") or is_genuine(kind, "gramcert")):
+        return False
+    found = vars(kind)[name]
+    if isinstance(found, (staticmethod, classmethod)):
+        found = found.__func__
+    if not inspect.isfunction(found):
+        return name in _CALLING
+    if found.__globals__ is vars(contextlib) and name not in _CALLING:  # @contextmanager
+        return False
+    if found.__globals__ is not vars(sys.modules[kind.__module__]):
+        return True
+    where, _, written = found.__code__.co_qualname.rpartition(".")
+    if name == "forward" and kind is nn.Module:  # not implemented
+        return False
+    return where != kind.__qualname__ or vars(kind).get(written) is not found  # one has an alias
+
+
+def _made_by_parametrize(layer: nn.Module) -> type | None:
+    """The class that torch made for a parametrised layer: a property for each tensor, and how it is copied."""
+    kind = type(layer)
+    if not parametrize.is_parametrized(layer):
+        return None
+    functions = [getattr(value, "fget", value) for value in vars(kind).values()]
+    at_home = all(value.__globals__ is vars(parametrize) for value in functions if inspect.isfunction(value))
+    return kind if at_home else None
+
+
+def _parametrizations(layer: nn.Module) -> dict[str, parametrize.ParametrizationList]:
+    """Of each parametrised tensor, by its name."""
+    found = getattr(layer, "parametrizations", None) if parametrize.is_parametrized(layer) else None
+    return dict(found.items()) if isinstance(found, nn.ModuleDict) else {}  # type: ignore[arg-type]
+
+
+def _compiled_from(function: Any) -> object:
+    """What torch.compile was given, if it made this function; otherwise ``None``."""
+    while getattr(function, "__globals__", {}).get("__name__", "").startswith("torch._dynamo."):
+        function = getattr(function, "_torchdynamo_orig_callable", None) or getattr(function, "__wrapped__", None)
+        if getattr(function, "__self__", None) is not None or isinstance(function, nn.Module):
+            return function
+    return None
+
+
+def _require_plain_tensors(call: str, layer: nn.Module) -> None:
+    """A subclass of Tensor may compute anything under the name of any operation."""
+    for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+        if tensor is not None:
+            require_plain_tensor(f"{call}({type(layer).__name__}.{name})", tensor)
+
+
+def require_plain_tensor(name: str, tensor: Tensor) -> None:
+    """Refuse subclasses of Tensor."""
+    if type(tensor) not in _PLAIN_TENSORS:
+        raise TypeError(f"{name}: expected a torch.Tensor, got its subclass {type(tensor).__name__}")
+
+
+def require_faithful_copies(call: str, model: nn.Module) -> None:
+    """Refuse models with a part that says itself how it is copied: the copy may be another layer."""
+    for part in model.modules():
+        kinds = [kind for kind in type(part).__mro__ if kind is not object and kind is not _made_by_parametrize(part)]
+        own = [kind for kind in kinds if not (is_genuine(kind, "torch") or is_genuine(kind, "gramcert"))]
+        found = [name for name in _COPYING if name in vars(part) or any(name in vars(kind) for kind in own)]
+        if found:
+            kind = type(part).__name__
+            raise TypeError(f"{call}({kind}): it overrides {found[0]}, so a copy of it may be something else")
+
+
+def unwrapped(call: str, module: nn.Module) -> nn.Module:
+    """What wrappers of torch itself call: those of torch.compile (whose class takes a second to import) and DDP."""
+    kind = type(module)
+    if kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo."):
+        inner = getattr(module, "_orig_mod", None)
+        target = _compiled_from(vars(module).get("forward"))
+        if isinstance(inner, nn.Module) and (target is inner or getattr(target, "__self__", None) is inner):
+            return unwrapped(call, inner)
+        raise TypeError(f"{call}({kind.__name__}): its forward was replaced, so what it computes is unknown")
+    if kind in (nn.DataParallel, nn.parallel.DistributedDataParallel):
+        require_known(call, module, kind)
+        return unwrapped(call, module.module)  # type: ignore[arg-type]
+    return module
+
+
+def require_steady(call: str, layer: nn.Module) -> None:
+    """Refuse a layer whose parametrisations draw random numbers or give another weight each time.
+
+    Dropout of weights does the one in training mode, torch's spectral_norm the other. Those of this package do neither.
+    """
+    name, lists = type(layer).__name__, _parametrizations(layer)
+    if all(is_genuine(type(part), "gramcert") for parts in lists.values() for part in parts):
+        return
+    for parameter, parts in lists.items():
+        with torch.no_grad():
+            before = _random_states()
+            first = parts().clone()
+            if _random_states() != before or not torch.equal(first, parts()):
+                raise ValueError(
+                    f"{call}({name}): its parametrisation of {parameter} gives another one each time; "
+                    f"call .eval() first, if that stops it"
+                )
+
+
+def _random_states() -> tuple[object, ...]:
+    """Of every generator that code may draw from without being given one."""
+    state = np.random.get_state(legacy=False)  # noqa: NPY002 - others use it
+    return random.getstate(), repr(state), torch.get_rng_state().numpy().tobytes()

@@ -1,0 +1,270 @@
+"""Layers that compute something else than their class says are refused by name, wherever the change is hidden."""
+
+import copy
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parametrize
+
+import gramcert
+import gramcert.nn as gnn
+from gramcert import certify, lipschitz_bound, norm2, spectral_norm
+from gramcert.auditing.entry import audit
+
+LAYERS = {
+    gnn.MaxMin: (),
+    gnn.Abs: (),
+    gnn.SLLLinear: (4, 4),
+    gnn.SLLConv2d: (2, 2, 3),
+    gnn.SRLinear: (4, 4),
+    gnn.SRConv2d: (2, 2, 3),
+    gnn.NormalizedLinear: (4, 4),
+    gnn.Householder: (2,),
+    gnn.Residual: (nn.ReLU(),),
+    gnn.Concatenation: (nn.ReLU(), nn.ReLU()),
+    gnn.ScaledAvgPool: (2,),
+    nn.Linear: (4, 4),
+    nn.Conv2d: (2, 2, 3),
+    nn.ConvTranspose2d: (2, 2, 3),
+    nn.Sequential: (nn.ReLU(), nn.Linear(4, 4)),
+    nn.ReLU: (),
+    nn.MaxPool2d: (2,),
+    nn.Flatten: (),
+}
+
+# Methods through which what a layer computes can be changed.
+METHODS = ["forward", "compute", "__call__", "_call_impl", "__getattr__", "__getattribute__"]
+
+
+def mixin(method):
+    """A class that knows nothing of torch, with one method that changes what the next class gives."""
+
+    def changed(self, *args, **kwargs):
+        result = getattr(super(kind, self), method)(*args, **kwargs)
+        return 10 * result if isinstance(result, torch.Tensor) else result
+
+    kind = type("Tenfold", (), {method: changed})
+    return kind
+
+
+@given(st.sampled_from(list(LAYERS)), st.sampled_from(METHODS), st.booleans(), st.booleans(), st.booleans())
+def test_mixins_that_change_a_method_are_refused(kind, method, is_first, is_nested, in_sequence):
+    """Before the layer in the order of resolution, or after it where nothing else defines the method."""
+    tenfold = mixin(method)
+    loud = type("Loud", (tenfold, kind) if is_first else (kind, tenfold), {})
+
+    def bound():
+        layer = (type("Louder", (loud,), {}) if is_nested else loud)(*LAYERS[kind])
+        return lipschitz_bound(nn.Sequential(layer) if in_sequence else layer)
+
+    winner = next(found for found in loud.__mro__ if method in vars(found))
+    if winner is tenfold and (method != "compute" or hasattr(kind, "compute")):
+        message = r"\(\w*Loude?r?\): (Tenfold overrides|its constant is not known)"
+        with pytest.raises(TypeError, match=message):
+            bound()
+    elif kind not in (nn.ReLU, nn.MaxPool2d, nn.Flatten):  # of which subclasses are never known
+        assert bound() > 0
+
+
+def test_helper_methods_are_part_of_what_a_layer_computes():
+    for base, method in (
+        (nn.ConvTranspose2d, "_output_padding"),
+        (nn.Conv2d, "_conv_forward"),
+        (gnn.SLLConv2d, "outer_weight"),
+        (gnn.SLLConv2d, "padding"),
+        (nn.Sequential, "__iter__"),
+    ):
+        layer = base(nn.ReLU()) if base is nn.Sequential else base(1, 1, 3)
+        layer.__class__ = type("Changed", (base,), {method: lambda self, *args, **kwargs: None})
+        with pytest.raises(TypeError, match=f"Changed overrides {method}, so what it computes is unknown"):
+            lipschitz_bound(layer)
+
+
+def test_subclasses_that_change_nothing_are_known():
+    class Named(nn.Conv2d):
+        size = 3
+
+        def describe(self):
+            return f"{self.size}"
+
+        def extra_repr(self):
+            return self.describe()
+
+    layer = Named(1, 1, 3)
+    layer.size = 4
+    assert lipschitz_bound(layer) == lipschitz_bound(nn.Sequential(layer))
+    assert spectral_norm(layer).upper > 0
+
+    class Own(gnn.MaxMin):
+        def compute(self, x):
+            return 2 * super().compute(x)
+
+        def guarantee(self, call, size):
+            return 2.0, size
+
+    assert lipschitz_bound(Own()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "make"),
+    [
+        (nn.ReLU, "forward", nn.ReLU),
+        (nn.ReLU, "forward", lambda: gnn.SLLLinear(2, 2)),
+        (nn.Linear, "forward", lambda: nn.Linear(2, 2)),
+        (nn.Sequential, "forward", lambda: nn.Sequential(nn.ReLU())),
+        (nn.modules.conv._ConvNd, "__setstate__", lambda: nn.Conv1d(1, 1, 1)),
+        (nn.Conv2d, "_conv_forward", lambda: nn.Conv2d(1, 1, 1)),
+        (gnn.MaxMin, "compute", gnn.MaxMin),
+        (gnn.MaxMin, "guarantee", gnn.MaxMin),
+        (gnn.MaxMin.__mro__[1], "forward", gnn.MaxMin),
+        (nn.Module, "__call__", nn.ReLU),
+        (nn.Module, "_call_impl", nn.ReLU),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
+)
+@pytest.mark.parametrize("wrapped", [True, False], ids=["wraps", "lambda"])
+def test_patched_classes_are_refused(kind, method, make, wrapped, monkeypatch):
+    """Also where the patch looks like the function that it replaces, and where it is one of the same module."""
+    layer = make()
+    before = getattr(kind, method)
+    patch = functools.wraps(before)(lambda *args, **kwargs: 5) if wrapped else lambda *args, **kwargs: 5
+    monkeypatch.setattr(kind, method, patch, raising=False)
+    with pytest.raises(TypeError, match=rf"was patched at {method}|{kind.__name__}.guarantee"):
+        lipschitz_bound(layer)
+
+
+def test_methods_of_another_class_of_the_same_module_are_patches(monkeypatch):
+    monkeypatch.setattr(nn.Tanh, "forward", nn.SELU.forward)
+    with pytest.raises(TypeError, match="Tanh was patched at forward"):
+        lipschitz_bound(nn.Tanh())
+
+
+def test_parametrised_classes_are_looked_at_too():
+    layer = gnn.SRLinear(2, 2)
+    type(layer).forward = lambda self, x: 5 * x
+    with pytest.raises(TypeError, match="ParametrizedSRLinear overrides forward"):
+        lipschitz_bound(layer)
+
+
+def test_wrappers_with_a_forward_of_their_own_are_refused():
+    wrapped = nn.DataParallel(nn.ReLU())
+    wrapped.forward = lambda x: 5 * x
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(DataParallel\): its forward was replaced"):
+        lipschitz_bound(wrapped)
+    compiled = torch.compile(nn.ReLU(), backend="eager")
+    assert lipschitz_bound(compiled) == 1
+    compiled.forward = functools.wraps(compiled.forward)(lambda x: 5 * x)
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(OptimizedModule\): its forward was replaced"):
+        lipschitz_bound(compiled)
+    compiled = torch.compile(nn.Linear(2, 2), backend="eager")
+    compiled._modules["_orig_mod"] = nn.ReLU()
+    with pytest.raises(TypeError, match=r"its forward was replaced"):
+        lipschitz_bound(compiled)
+    layer = nn.ReLU()
+    layer.compile(backend="eager")
+    assert lipschitz_bound(layer) == 1
+    layer._compiled_call_impl = lambda x: 5 * x
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(ReLU\): its _compiled_call_impl was replaced"):
+        lipschitz_bound(layer)
+
+
+class Tenfold(torch.Tensor):
+    """Computes something else wherever it occurs."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return 10 * result if function is torch.nn.functional.linear else result
+
+
+def test_subclasses_of_tensors_are_refused():
+    layer = nn.Linear(2, 2)
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Tenfold))
+    biased = nn.Conv1d(1, 1, 1)
+    biased.bias = nn.Parameter(biased.bias.detach().as_subclass(Tenfold))
+    residual = gnn.SLLLinear(2, 2)
+    residual.bias = nn.Parameter(residual.bias.detach().as_subclass(Tenfold))
+    for module, name in ((layer, "weight"), (biased, "bias"), (residual, "bias")):
+        with pytest.raises(TypeError, match=rf"\w+\.{name}\): expected a torch.Tensor, got its subclass Tenfold"):
+            lipschitz_bound(module)
+    for call in (spectral_norm, norm2):
+        with pytest.raises(TypeError, match="got its subclass Tenfold"):
+            call(layer)
+    with pytest.raises(TypeError, match=r"spectral_norm\(layer\): expected a torch.Tensor, got its subclass Tenfold"):
+        spectral_norm(layer.weight)
+
+
+class Impostor(gnn.MaxMin):
+    def __deepcopy__(self, memo):
+        return gnn.MaxMin()
+
+    def guarantee(self, call, size):
+        return 100.0, size
+
+
+def test_layers_that_copy_as_something_else_are_refused():
+    model = nn.Sequential(Impostor(), nn.Linear(2, 2))
+    batch = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    for use in (lambda: certify(model, [batch], [0.1]), lambda: gnn.export(model), lambda: audit(model, (2,))):
+        with pytest.raises(TypeError, match=r"\(Impostor\): it overrides __deepcopy__, so a copy of it may be"):
+            use()
+    model = nn.Sequential(nn.ReLU(), nn.Linear(2, 2))
+    model[0].__deepcopy__ = lambda memo: nn.Tanh()
+    with pytest.raises(TypeError, match=r"certify\(ReLU\): it overrides __deepcopy__"):
+        certify(model, [batch], [0.1])
+    assert certify(copy.deepcopy(nn.Sequential(gnn.SRLinear(2, 2), nn.Linear(2, 2))), [batch], [0.1]).lipschitz > 0
+
+
+class Drawn(nn.Module):
+    """Multiplies a weight by a random number, from one of several generators."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, weight):
+        return weight * (1 + self.draw())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        nn.Dropout(0.5),
+        nn.Dropout(1e-9),  # hardly ever another weight, but by chance
+        Drawn(random.random),
+        Drawn(np.random.rand),
+        Drawn(lambda: torch.rand(())),
+        Drawn(iter(range(100)).__next__),  # not random, but another one each time
+    ],
+    ids=["dropout", "rare dropout", "random", "numpy", "torch", "counter"],
+)
+def test_weights_that_change_by_themselves_are_refused(part):
+    layer = parametrize.register_parametrization(nn.Linear(4, 4), "weight", part)
+    for call in (lipschitz_bound, spectral_norm, lambda layer: certify(nn.Sequential(layer, layer), [], [1.0])):
+        with pytest.raises(ValueError, match=r"its parametrisation of weight gives another one each time; call .eval"):
+            call(layer)
+    if isinstance(part, nn.Dropout):
+        assert lipschitz_bound(layer.eval()) > 0
+
+
+def test_power_iteration_has_to_stand_still():
+    """In training mode torch's spectral_norm takes another step each time that the weight is read."""
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+    with pytest.raises(ValueError, match="gives another one each time"):
+        lipschitz_bound(layer)
+    assert lipschitz_bound(layer.eval()) >= torch.linalg.matrix_norm(layer.weight.detach().double(), 2)
+
+
+def test_the_classes_of_this_package_and_of_torch_are_as_they_were_written():
+    """Nothing that is known is refused: every layer with a constant, as it comes."""
+    for kind, arguments in LAYERS.items():
+        assert lipschitz_bound(kind(*arguments)) > 0, kind
+    for name in ("Conv1d", "Conv3d", "ConvTranspose1d", "ConvTranspose3d"):
+        assert gramcert.spectral_norm(getattr(nn, name)(1, 1, 2)).upper > 0
