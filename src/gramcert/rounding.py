@@ -10,10 +10,11 @@ The derivations are in ``docs/what-is-certified.md``.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from gramcert.precision import full_float32_products
 
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 _SMALLEST_NORMAL = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
@@ -195,30 +196,11 @@ def scaled_tensor(values: Tensor, exponent: int) -> tuple[Tensor, float]:
 def checked_arithmetic(call: str) -> Iterator[None]:
     """Full precision inside, without gradients, after checking what can be checked of the machine.
 
-    The precision of float32 products is a setting of the process, restored at the end.
+    The precision of float32 products is a setting of the process, put back at the end.
     """
-    with _full_float32_products(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with full_float32_products(call), torch.no_grad(), torch.autocast("cpu", enabled=False):
         _check(call)
         yield
-
-
-@contextmanager
-def _full_float32_products() -> Iterator[None]:
-    settings: Any = getattr(torch.backends.mkldnn, "matmul", None)
-    if hasattr(settings, "fp32_precision"):  # newer versions of torch refuse to mix this with the older calls
-        before = settings.fp32_precision
-        settings.fp32_precision = "ieee"
-        try:
-            yield
-        finally:
-            settings.fp32_precision = before
-        return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _check(call: str) -> None:

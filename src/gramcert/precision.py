@@ -1,0 +1,85 @@
+"""Full precision of float32 products while proofs run.
+
+How precise they are is a setting of the whole process, so threads have to agree: the first one to enter raises it, the
+last one to leave puts it back, as it was.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# "none" is torch's word for the default, which is full precision.
+_FULL = ("ieee", "none", "highest")
+
+_lock = threading.Lock()
+_inside = 0
+_put_back: Callable[[], None] = lambda: None  # noqa: E731 - replaced by whoever enters first
+
+
+@contextmanager
+def full_float32_products(call: str) -> Iterator[None]:
+    """No TF32 and no bfloat16 inside; a change by somebody else in the meantime is an error."""
+    global _inside, _put_back
+    with _lock:
+        if not _inside:
+            _put_back = _raised()
+        _inside += 1
+    changed = False
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            changed = _setting() not in _FULL
+            if not _inside and not changed:
+                _put_back()
+    if changed:
+        raise RuntimeError(
+            f"{call}: the precision of float32 products was set to {_setting()!r} while it ran, so nothing is proved"
+        )
+
+
+def _matmul() -> Any:
+    """Where newer versions of torch, which refuse to mix it with the older calls, keep the setting; or ``None``."""
+    settings = getattr(torch.backends.mkldnn, "matmul", None)
+    return settings if hasattr(settings, "fp32_precision") else None
+
+
+def _setting() -> str:
+    settings = _matmul()
+    return str(torch.get_float32_matmul_precision() if settings is None else settings.fp32_precision)
+
+
+def _raised() -> Callable[[], None]:
+    """Raise the precision if need be, and say how to put it back."""
+    settings, before = _matmul(), _setting()
+    if before in _FULL:
+        return lambda: None
+    if settings is None:
+        torch.set_float32_matmul_precision("highest")
+        return lambda: torch.set_float32_matmul_precision(before)
+    own = "none" if _is_inherited() else before
+    settings.fp32_precision = "ieee"
+    return lambda: setattr(settings, "fp32_precision", own)
+
+
+def _is_inherited() -> bool:
+    """Whether products follow the setting of their library, or of all libraries.
+
+    Torch tells which value holds, but not whose it is; so look what follows when the others are raised.
+    """
+    everything: Any = torch.backends
+    library: Any = torch.backends.mkldnn
+    whole, value = everything.fp32_precision, library.fp32_precision
+    if library.matmul.fp32_precision != value:
+        return False
+    everything.fp32_precision = "ieee"
+    own = "none" if library.fp32_precision == "ieee" else value
+    library.fp32_precision = "ieee"
+    follows = library.matmul.fp32_precision == "ieee"
+    library.fp32_precision = own
+    everything.fp32_precision = whole  # last: some versions keep both in one place
+    return bool(follows)
