@@ -55,8 +55,10 @@ def require_dense(call: str, name: str, tensor: Tensor) -> None:
 def require_finite(call: str, name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinity.
 
-    Where values cannot be read the check is left out, and a NaN shows up as a NaN result instead.
+    In a compiled graph the check is left out, and a NaN shows up as a NaN result instead.
     """
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # inside vmap that is the whole batch
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     if not tensor.numel() or not can_be_read(tensor):
         return
     if not bool(torch.isfinite(tensor.abs().amax())):  # amax passes NaN on
@@ -69,6 +71,19 @@ def can_be_read(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def require_values(call: str, name: str, tensor: Tensor) -> Tensor:
+    """The finite values of a tensor, which code may branch on; inside ``torch.func.grad`` those that it wraps."""
+    require_dense(call, name, tensor)
+    require_finite(call, name, tensor)
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if torch._C._functorch.is_batchedtensor(tensor):
+            raise TypeError(f"{call}({name}): expected one tensor with values, got a batch of them inside vmap")
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    if not can_be_read(tensor):
+        raise TypeError(f"{call}({name}): expected a tensor with values, got one without, inside a compiled graph")
+    return tensor
 
 
 def axis_sizes(call: str, name: str, sizes: Sizes, axes: int, *, at_least: int = 1, what: str = "") -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, Sizes, axis_sizes, require_dense, require_finite
+from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, Sizes, axis_sizes, require_dense, require_values
 from gramcert.certified.every_size import supremum
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.one_size import OneSize
@@ -78,8 +78,7 @@ def enclose(
             raise ValueError(f"{call}(input_size={input_size}): {_name(layer)} has no spatial size, expected None")
         sizes = axis_sizes(call, "input_size", input_size, description.axes, what=_name(layer))
         axes = layer_axes(description, sizes, call)
-    require_dense(call, "layer", description.kernel)
-    require_finite(call, "layer", description.kernel)
+    description = description.with_kernel(require_values(call, "layer", description.kernel))
     with checked_arithmetic(call):
         lifted = LiftedLayer.of(description, axes)
         if lifted.is_zero:

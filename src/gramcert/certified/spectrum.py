@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, require_dense, require_finite
+from gramcert.arguments import Sizes, axis_sizes, require_values
 from gramcert.certified.banded import smaller_gram
 from gramcert.certified.choose import as_convolution, is_spatial
 from gramcert.certified.frequencies import Frequencies, all_combinations
@@ -85,8 +85,7 @@ def singular_values(
     copies = 2 if isinstance(layer, Tensor) and layer.is_complex() else 1  # of each value, in the real matrix
     count = None if k is None else _checked_count(call, k)
     axes = _axes(call, layer, description, input_size)
-    require_dense(call, "layer", description.kernel)
-    require_finite(call, "layer", description.kernel)
+    description = description.with_kernel(require_values(call, "layer", description.kernel))
     with checked_arithmetic(call):
         lifted = LiftedLayer.of(description, axes)
         if lifted.is_zero:
