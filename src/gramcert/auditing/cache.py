@@ -119,7 +119,10 @@ def pack(witness: torch.Tensor) -> str:
 
 def unpack(text: str) -> torch.Tensor:
     """The integers again, not more of them than are ever packed."""
-    raw = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_WITNESS + 1)
+    stream = zlib.decompressobj()
+    raw = stream.decompress(base64.b64decode(text, validate=True), MOST_WITNESS + 1)
     if len(raw) > MOST_WITNESS:
         raise ValueError("expected a shorter witness")
+    if not stream.eof or stream.unused_data:
+        raise ValueError("expected a witness and nothing else")
     return torch.frombuffer(bytearray(raw), dtype=torch.int8) if raw else torch.zeros(0, dtype=torch.int8)

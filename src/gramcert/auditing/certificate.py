@@ -1,51 +1,104 @@
-"""The certificate of an audit: everything somebody else needs to check it against the model."""
+"""The certificate of an audit: everything somebody else needs to check it against the model.
+
+It is a function of the model, of the shape of its input, of the claims about what was measured, and of a section that
+nobody can check and that says so. ``verify`` therefore proves the claims, writes the certificate anew and compares it
+with the one that it was given, letter by letter.
+"""
 
 import hashlib
-import json
 import math
 import platform
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from gramcert.auditing.cache import pack
-from gramcert.auditing.following import Followed, Plan, Step
+from gramcert.auditing.following import Followed, Follower, Plan, Step
 from gramcert.auditing.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
 from gramcert.auditing.linear import LinearMap
-from gramcert.auditing.measuring import Measured, Norm
+from gramcert.auditing.measuring import Measured, Measurement, Norm
 from gramcert.auditing.result import UNBOUNDED
+from gramcert.auditing.strict_json import canonical
+from gramcert.rounding import ASSUMPTIONS
 
-FORMAT = "gramcert certificate 1"
+FORMAT = "gramcert certificate 2"
+
+# Of what a vector proves from below, this part is not claimed: another machine rounds otherwise and proves less.
+WITNESS_MARGIN = 1e-6
+
+ABOUT = (
+    "the constant is that of the model as a function of real numbers with the weights as stored; the rounding of its "
+    "evaluation in floating point is not in it",
+    "it bounds ‖f(x) - f(y)‖ by L·‖x - y‖ in the l2 norm for all x and y of this shape, not only for images",
+)
+SOFTPLUS = (
+    "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold, at least 20, changes "
+    "values by less than 5e-9 and counts as rounding"
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is said of one measured map; all of it can be proved.
+
+    Attributes:
+        upper: bound of its norm, or constant of a residual layer; ``inf`` if its numbers are too large for float64.
+        lower: bound of its norm from below, in closed form or by the witness; ``None`` if nothing is said.
+        witness: a packed vector that is stretched by at least ``lower``.
+        norms: of the two maps of a residual layer, from which ``upper`` follows.
+    """
+
+    upper: float
+    lower: float | None = None
+    witness: str | None = None
+    norms: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, measurement: Measurement, found: Measured) -> "Claim":
+        """What can be proved of a measurement; its own lower bound may need a search, which no claim can hold."""
+        if not found.upper < math.inf:  # also what is not a number
+            return cls(math.inf)
+        if measurement.is_instant:
+            return cls(found.upper, found.lower)
+        lower = found.witnessed * (1 - WITNESS_MARGIN)
+        if found.witness is None or not lower > 0:
+            return cls(found.upper, norms=found.norms)
+        return cls(found.upper, lower, pack(found.witness))
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "upper": _number(self.upper),
+            "lower": self.lower,
+            "witness": self.witness,
+            "norms": None if self.norms is None else list(self.norms),
+        }
 
 
 def certificate(
-    model: str,
-    input_shape: tuple[int, ...],
-    tol: float,
-    plan: Plan,
-    measured: dict[str, Measured],
-    followed: Followed,
-    assumptions: tuple[str, ...],
+    input_shape: tuple[int, ...], plan: Plan, claims: list[Claim], unverified: dict[str, Any]
 ) -> dict[str, Any]:
     """As a JSON object: the graph, the claim about each measured map, and what follows from them."""
+    steps = claimed_steps(plan)
+    followed = follow(plan, claims)
     content = {
         "format": FORMAT,
-        "model": model,
         "input_shape": list(input_shape),
-        "tol": tol,
-        "versions": versions(),
         "weights": weights_digest(plan.graph),
         "graph": [node_facts(node) for node in plan.graph.nodes.values()],
-        "claims": [
-            claim_facts(step) | _claimed(measured[step.measurement.key(tol)])
-            for step in plan.steps
-            if not is_trivial(step)
-        ],
+        "claims": [step_facts(step) | claim.facts() for step, claim in zip(steps, claims, strict=True)],
         "outputs": {name: _number(value) for name, value in followed.outputs.items()},
         "upper": _number(followed.upper),
-        "reasons": followed.reasons,
-        "assumptions": list(assumptions),
+        "reasons": list(dict.fromkeys(followed.reasons)),
+        "assumptions": list(assumptions(plan.graph, input_shape)),
+        "unverified": unverified,
     }
     return content | {"seal": seal(content)}
+
+
+def unverified(model: str, tol: float) -> dict[str, Any]:
+    """What the writer says and nobody can check: the name of the model, what was asked for, and what computed it."""
+    return {"model": model, "tol": float(tol), "versions": versions()}
 
 
 def versions() -> dict[str, str]:
@@ -57,12 +110,46 @@ def versions() -> dict[str, str]:
 def seal(content: dict[str, Any]) -> str:
     """A digest of everything else in a certificate: it shows damage, and is no signature."""
     rest = {name: value for name, value in content.items() if name != "seal"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(canonical(rest).encode()).hexdigest()
 
 
 def weights_digest(graph: Graph) -> str:
     """Of all constants of all nodes."""
     return hashlib.sha256("\n".join(node.digest for node in graph.nodes.values()).encode()).hexdigest()
+
+
+def claimed_steps(plan: Plan) -> list[Step]:
+    """Those that a claim is about; where entries only change places, or are left out, there is nothing to claim."""
+    return [step for step in plan.steps if not (isinstance(step.measurement, Norm) and step.measurement.map.is_part)]
+
+
+def follow(plan: Plan, claims: list[Claim]) -> Followed:
+    """The constants that follow from claims."""
+    steps = claimed_steps(plan)
+    uppers = {id(step.measurement): claim.upper for step, claim in zip(steps, claims, strict=True)}
+    return Follower(plan, lambda measurement: Measured(None, uppers.get(id(measurement), 1.0), "claim")).run()
+
+
+def assumptions(graph: Graph, input_shape: tuple[int, ...]) -> tuple[str, ...]:
+    """What the guarantee rests on."""
+    softplus = (SOFTPLUS,) if _uses_softplus(graph) else ()
+    return (*ABOUT, _about_batch(graph, input_shape), *ASSUMPTIONS, *softplus)
+
+
+def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
+    """What the model was taken to be given at a time."""
+    given = next(node.shape for node in graph.nodes.values() if isinstance(node.operation, Input))
+    count = 1 if len(given) == len(shape) else given[0]
+    if count > 1:
+        return f"the model takes {count} examples at a time, and the constant is about all of them as one input"
+    return "the model is given one example at a time; what it does across the examples of a larger batch is not in it"
+
+
+def _uses_softplus(graph: Graph) -> bool:
+    operations = (node.operation for node in graph.nodes.values())
+    return any(
+        isinstance(operation, Nonlinear) and operation.name.startswith(("softplus", "mish")) for operation in operations
+    )
 
 
 def node_facts(node: Node) -> dict[str, Any]:
@@ -83,7 +170,7 @@ def _does(node: Node) -> list[Any]:
     if isinstance(operation, LinearMap):
         return ["linear", operation.kind, operation.digest()]
     if isinstance(operation, Nonlinear):
-        return ["nonlinear", operation.name, operation.constant]
+        return ["nonlinear", operation.name, _number(operation.constant)]
     if isinstance(operation, Sum):
         return ["sum", *operation.signs]
     if isinstance(operation, Joint):
@@ -94,31 +181,10 @@ def _does(node: Node) -> list[Any]:
     return ["input"]
 
 
-def is_trivial(step: Step) -> bool:
-    """Whether there is nothing to claim: entries only change places, or are left out."""
-    return isinstance(step.measurement, Norm) and step.measurement.map.is_part
-
-
-def claim_facts(step: Step) -> dict[str, Any]:
-    """What a claim is about."""
-    return {
-        "nodes": list(step.nodes),
-        "kind": step.measurement.kind,
-        "geometry": step.measurement.geometry,
-        "digest": step.measurement.digest(),
-    }
-
-
-def _claimed(found: Measured) -> dict[str, Any]:
-    witness = None if found.witness is None else {"vector": pack(found.witness), "lower": found.witnessed}
-    return {
-        "lower": found.lower,
-        "upper": _number(found.upper),
-        "norms": None if found.norms is None else list(found.norms),
-        "method": found.method,
-        "witness": witness,
-    }
+def step_facts(step: Step) -> dict[str, Any]:
+    """What a claim is about; the weights are in the digests of its nodes."""
+    return {"nodes": list(step.nodes), "kind": step.measurement.kind, "geometry": step.measurement.geometry}
 
 
 def _number(value: float) -> float | str:
-    return value if value < math.inf else UNBOUNDED  # also what is not a number
+    return float(value) if value < math.inf else UNBOUNDED  # also what is not a number

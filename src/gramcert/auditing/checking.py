@@ -10,6 +10,7 @@ A measurement searches; a proof is told the number, and tries one test after ano
   Cholesky factorisation of level²·I - G with Rump's term; or a dense one.
 
 None of this shares code with the search but the directed roundings and, for strided cells, the phases of the kernel.
+Bounds from below need no search either: a vector is given, or the norm is known in closed form.
 """
 
 import itertools
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap, Move, Scale
+from gramcert.auditing.measuring import witnessed_lower
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode
 from gramcert.geometry.reduction import one_size_bound, reduced_kernels
@@ -71,19 +73,15 @@ class Proof:
 
 def proves_below(linear: LinearMap, level: float) -> Proof:
     """Whether the true map behind ``linear`` has at most the norm ``level``."""
-    if level == math.inf:
-        return Proof(True, "nothing is claimed")
     if not level >= 0:
         return Proof(False, "a norm is not negative")
     if 0 in (*linear.source, *linear.target):
         return Proof(True, "nothing goes in, or nothing comes out")
     with checked_arithmetic("verify"):
         if isinstance(linear, Move):
-            repeated = np.unique(linear.index.numpy(), return_counts=True)
-            most = max((int(n) for place, n in zip(*repeated, strict=True) if place > 0), default=0)
-            return Proof(Fraction(level) ** 2 >= most, "entries counted")
+            return Proof(Fraction(level) ** 2 >= _most(linear), "entries counted")
         if isinstance(linear, Scale):
-            largest = float(np.abs(linear.factors.numpy()).max())
+            largest = _largest(linear)
             return Proof(up(largest + linear.error) <= level if linear.error else largest <= level, "largest factor")
         margin = _less(level, linear.error)
         if not margin >= 0:
@@ -92,6 +90,41 @@ def proves_below(linear: LinearMap, level: float) -> Proof:
             return _matrix_below(linear.matrix.numpy(), margin)
         assert isinstance(linear, Convolve)
         return layer_below(linear.layer, linear.input_size, margin)
+
+
+def proves_above(linear: LinearMap, level: float, witness: Tensor | None) -> bool:
+    """Whether the true map behind ``linear`` has at least the norm ``level``: by a vector, or in closed form."""
+    if witness is not None:
+        return isinstance(linear, (AxisMatrix, Convolve)) and witnessed_lower(linear, witness) >= level
+    if not 0 < level < math.inf:
+        return level == 0
+    if 0 in (*linear.source, *linear.target) or not linear.error < math.inf:
+        return False
+    needed = Fraction(level) + Fraction(linear.error)
+    if isinstance(linear, Move):
+        return needed**2 <= _most(linear)
+    if isinstance(linear, Scale):
+        return needed <= Fraction(_largest(linear))
+    longest = _longest(linear.matrix.numpy()) if isinstance(linear, AxisMatrix) else None
+    return longest is not None and needed**2 <= longest
+
+
+def _most(linear: Move) -> int:
+    """How often the most repeated entry occurs."""
+    places, counts = np.unique(linear.index.numpy(), return_counts=True)
+    return int(max(counts[places > 0], default=0))
+
+
+def _largest(linear: Scale) -> float:
+    return float(np.abs(linear.factors.numpy()).max())
+
+
+def _longest(matrix: Array) -> Fraction | None:
+    """The square of the norm where rows, or columns, share no place and so are orthogonal: that of the longest."""
+    for lines in (matrix, matrix.T):
+        if np.count_nonzero(lines, axis=0).max() <= 1:
+            return max(sum((Fraction(float(value)) ** 2 for value in line[line != 0]), Fraction()) for line in lines)
+    return None
 
 
 def _less(level: float, error: float) -> float:
@@ -128,10 +161,9 @@ def _matrix_below(matrix: Array, level: float) -> Proof:
         return Proof(True, "all weights are zero")
     if _crude(matrix) <= level:
         return Proof(True, "sums of absolute weights")
-    for lines in (matrix, matrix.T):
-        if np.count_nonzero(lines, axis=0).max() <= 1:  # lines without a common place are orthogonal
-            longest = max(sum(Fraction(float(value)) ** 2 for value in line[line != 0]) for line in lines)
-            return Proof(Fraction(level) ** 2 >= longest, "lengths of rows or columns that share no place")
+    longest = _longest(matrix)
+    if longest is not None:
+        return Proof(Fraction(level) ** 2 >= longest, "lengths of rows or columns that share no place")
     if rows <= BALL_ORDER and rows * rows * columns <= BALL_PRODUCTS and find_spec("flint") is not None:
         return Proof(_by_balls(matrix, level), "ball arithmetic")
     if rows * rows > MOST_NUMBERS:

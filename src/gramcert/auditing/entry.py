@@ -10,24 +10,12 @@ from torch import nn
 
 from gramcert.arguments import axis_sizes
 from gramcert.auditing.cache import Cache
-from gramcert.auditing.certificate import FORMAT, certificate, versions
+from gramcert.auditing.certificate import FORMAT, Claim, assumptions, certificate, claimed_steps, unverified, versions
 from gramcert.auditing.following import Follower, Plan
-from gramcert.auditing.graph import Graph, Input, Nonlinear
 from gramcert.auditing.measuring import Measured, Measurement
 from gramcert.auditing.reading import Source
 from gramcert.auditing.result import Audit, Profile
 from gramcert.auditing.running import Report, measure_all
-from gramcert.rounding import ASSUMPTIONS
-
-ABOUT = (
-    "the constant is that of the model as a function of real numbers with the weights as stored; the rounding of its "
-    "evaluation in floating point is not in it",
-    "it bounds ‖f(x) - f(y)‖ by L·‖x - y‖ in the l2 norm for all x and y of this shape, not only for images",
-)
-SOFTPLUS = (
-    "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold, at least 20, changes "
-    "values by less than 5e-9 and counts as rounding"
-)
 
 
 def audit(
@@ -104,12 +92,7 @@ def audit(
 
     follower = Follower(plan, look_up)
     followed = follower.run()
-    assumptions = (
-        *ABOUT,
-        _about_batch(plan.graph, shape),
-        *ASSUMPTIONS,
-        *([SOFTPLUS] if _uses_softplus(plan.graph) else []),
-    )
+    claims = [Claim.of(step.measurement, look_up(step.measurement)) for step in claimed_steps(plan)]
     profiles = tuple(
         Profile(follower.label(step.nodes), found.profile)
         for step in plan.steps
@@ -124,10 +107,10 @@ def audit(
         model=source.name,
         input_shape=shape,
         tol=tol,
-        assumptions=assumptions,
+        assumptions=assumptions(plan.graph, shape),
         seconds=time.perf_counter() - start,
         profiles=profiles,
-        certificate=certificate(source.name, shape, tol, plan, measured, followed, assumptions),
+        certificate=certificate(shape, plan, claims, unverified(source.name, tol)),
     )
     if key is not None and max_seconds is None:
         kept.write(key.hexdigest(), result.for_cache())
@@ -140,19 +123,3 @@ def _kept(cache: Cache, key: str, start: float) -> Audit | None:
         return None if content is None else Audit.from_cache(content, time.perf_counter() - start)
     except (TypeError, KeyError, ValueError, AttributeError):
         return None
-
-
-def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
-    """What the model was taken to be given at a time."""
-    given = next(node.shape for node in graph.nodes.values() if isinstance(node.operation, Input))
-    count = 1 if len(given) == len(shape) else given[0]
-    if count > 1:
-        return f"the model takes {count} examples at a time, and the constant is about all of them as one input"
-    return "the model is given one example at a time; what it does across the examples of a larger batch is not in it"
-
-
-def _uses_softplus(graph: Graph) -> bool:
-    operations = (node.operation for node in graph.nodes.values())
-    return any(
-        isinstance(operation, Nonlinear) and operation.name.startswith(("softplus", "mish")) for operation in operations
-    )

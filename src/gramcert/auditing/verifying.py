@@ -1,6 +1,5 @@
 """``verify``: a certificate checked against a model, claim by claim, by proofs that do not repeat the audit."""
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -12,13 +11,16 @@ import torch
 from torch import nn
 
 from gramcert.auditing.cache import unpack
-from gramcert.auditing.certificate import FORMAT, claim_facts, is_trivial, node_facts, seal, weights_digest
-from gramcert.auditing.checking import Proof, layer_below, proves_below
+from gramcert.auditing.certificate import Claim, claimed_steps, follow, node_facts, seal, step_facts
+from gramcert.auditing.certificate import certificate as anew
+from gramcert.auditing.checking import Proof, layer_below, proves_above, proves_below
 from gramcert.auditing.following import Follower, Plan, Step
-from gramcert.auditing.graph import MOST_ENTRIES, Graph
-from gramcert.auditing.measuring import Measured, Measurement, Norm, ResidualLayer, witnessed_lower
+from gramcert.auditing.graph import Graph
+from gramcert.auditing.measuring import Measured, Measurement, Norm, ResidualLayer
 from gramcert.auditing.reading import Source
 from gramcert.auditing.result import UNBOUNDED
+from gramcert.auditing.strict_json import canonical, parse
+from gramcert.auditing.written import BadCertificate, Written
 from gramcert.certified.deployed import ResidualParts
 
 # Differences between two graphs that are listed one by one.
@@ -26,6 +28,14 @@ MOST_PROBLEMS = 3
 
 # A certificate longer than this is not one.
 MOST_BYTES = 2**28
+
+# A norm that is proved to be below this has a bound in float64; nearer to its end, rounding may leave none.
+TOO_LARGE = 2.0**1000
+
+# What nodes of two models with other weights may differ in.
+CONTENTS = {"digest": "", "does": ""}
+
+CHANGED = "seal: the certificate was changed after it was written"
 
 Report = Callable[[int, int, str], None]
 
@@ -46,8 +56,10 @@ class Verification:
     """What became of a certificate.
 
     Attributes:
-        upper: the constant that it certifies; ``inf`` if it is refused, or of an unbounded model.
+        upper: the constant that it certifies; ``inf`` if it is refused, or certifies none.
         input_shape: of the inputs that it is about.
+        model: what it was checked against, for people.
+        reasons: why it certifies no constant, although it holds.
         problems: why it is refused; empty if it holds.
         checks: every claim.
         seconds: in all.
@@ -55,6 +67,8 @@ class Verification:
 
     upper: float
     input_shape: tuple[int, ...]
+    model: str
+    reasons: tuple[str, ...]
     problems: tuple[str, ...]
     checks: tuple[Check, ...]
     seconds: float
@@ -65,10 +79,6 @@ class Verification:
         return not self.problems
 
 
-class BadCertificate(ValueError):  # noqa: N818 - it names what the caller gave, not a failure of the program
-    """A file that is not a certificate, for the reason in the message."""
-
-
 def read_certificate(path: Path) -> dict[str, Any]:
     """A certificate from its file, as JSON; whether it is one is for :func:`verify` to say."""
     try:
@@ -76,7 +86,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
             raise BadCertificate(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
         if path.stat().st_size > MOST_BYTES:
             raise BadCertificate(f"{path}: too long for a certificate")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, BadCertificate):
             raise
@@ -97,8 +107,9 @@ def verify(
 ) -> Verification:
     """Check a certificate against a model: its weights, its graph, each claim, and what follows from them.
 
-    Each claimed norm is proved anew by :mod:`~gramcert.auditing.checking`, each lower bound by its witness; then the
-    constant is put together from the claims. A cache is never read.
+    Each claimed norm is proved anew by :mod:`~gramcert.auditing.checking`, each lower bound by its witness. Then the
+    certificate is written anew from the model and the claims, and has to be the same to the letter: only what its
+    section ``unverified`` says is not checked. A cache is never read.
 
     Args:
         certificate: its JSON, or its file.
@@ -122,67 +133,54 @@ def verify(
     start = time.perf_counter()
     content = certificate if isinstance(certificate, dict) else read_certificate(Path(certificate))
     try:
-        shape, claims = _facts(content)
-    except BadCertificate as error:
-        return Verification(math.inf, (), (str(error),), (), time.perf_counter() - start)
+        content = parse(canonical(content))  # nothing but JSON from here on
+        written = Written.of(content)
+    except (ValueError, TypeError, RecursionError) as error:
+        return _refused(str(error), (), start)
     source = Source.of("verify", model, architecture, prefix)
     try:
-        graph = source.graph("verify", shape).needed()
+        graph = source.graph("verify", written.input_shape).needed()
     except ValueError as error:  # it cannot be read, or takes inputs of another shape
-        return Verification(math.inf, shape, (f"model: {error}",), (), time.perf_counter() - start)
+        return _refused(f"model: {error}", written.input_shape, start)
     plan = Plan.of(graph)
-    steps = [step for step in plan.steps if not is_trivial(step)]
+    steps = claimed_steps(plan)
     labels = [Follower(plan, _nothing).label(step.nodes) for step in steps]
-    problems = _graph_problems(content, graph) or _claim_problems(claims, steps, labels)
+    problems = _graph_problems(content, graph) or _claim_problems(content["claims"], steps, labels)
     checks: list[Check] = []
-    upper = math.inf
+    upper, reasons = math.inf, tuple[str, ...]()
     if not problems:
-        for number, (claim, step, label) in enumerate(zip(claims, steps, labels, strict=True)):
+        for number, (claim, step, label) in enumerate(zip(written.claims, steps, labels, strict=True)):
             if report is not None:
                 report(number, len(steps), label)
-            checks.append(_checked(claim, step, label))
+            checks.append(_checked(claim, step.measurement, label))
         problems = [f"{check.name}: {check.problem}" for check in checks if check.problem]
-        upper, wrong = _total(content, plan, claims, steps)
-        problems += wrong
-    if content.get("seal") != seal(content):
-        problems.append("seal: the certificate was changed after it was written")
+        followed = follow(plan, written.claims)
+        upper, reasons = followed.upper, tuple(dict.fromkeys(followed.reasons))
+        problems += _differences(content, anew(written.input_shape, plan, written.claims, written.unverified))
+    elif content["seal"] != seal(content):
+        problems.append(CHANGED)
     if problems:
-        upper = math.inf
-    return Verification(upper, shape, tuple(problems), tuple(checks), time.perf_counter() - start)
+        upper, reasons = math.inf, ()
+    return Verification(
+        upper, written.input_shape, source.name, reasons, tuple(problems), tuple(checks), time.perf_counter() - start
+    )
 
 
-def _facts(content: dict[str, Any]) -> tuple[tuple[int, ...], list[dict[str, Any]]]:
-    """The parts of a certificate, if it is one of a known version that is whole."""
-    if content.get("format") != FORMAT:
-        raise BadCertificate(f"format: expected {FORMAT!r}, got {str(content.get('format'))[:80]!r}")
-    try:
-        shape = tuple(content["input_shape"])
-        whole = all(type(size) is int and size > 0 for size in shape) and math.prod(shape) <= MOST_ENTRIES
-        claims, graph = content["claims"], content["graph"]
-        named = isinstance(graph, list) and all(isinstance(name, str) for claim in claims for name in claim["nodes"])
-        numbers = [claim["upper"] for claim in claims] + [content["upper"], *content["outputs"].values()]
-        fine = all(value == UNBOUNDED or 0 <= float(value) < math.inf for value in numbers)
-        tol = float(content["tol"])
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise BadCertificate(f"it is not whole ({type(error).__name__}: {str(error)[:80]})") from None
-    if not (fine and named and whole and shape and 0 < tol < 1):
-        raise BadCertificate("it has numbers that no audit gives")
-    return shape, claims
+def _refused(problem: str, shape: tuple[int, ...], start: float) -> Verification:
+    return Verification(math.inf, shape, "", (), (problem[:300],), (), time.perf_counter() - start)
 
 
 def _graph_problems(content: dict[str, Any], graph: Graph) -> list[str]:
     """Where the model is not the one that the certificate describes."""
     written, found = content["graph"], [node_facts(node) for node in graph.nodes.values()]
-    if not isinstance(written, list):
-        return ["graph: expected a list of nodes"]
-    if written == found and content.get("weights") == weights_digest(graph):
+    if canonical(written) == canonical(found):
         return []
     problems = []
     for one, two in zip(written, found, strict=False):
-        if one == two:
+        if canonical(one) == canonical(two):
             continue
         name = str(two["label"] or two["name"])
-        if not isinstance(one, dict) or {**one, "digest": 0, "does": 0} != {**two, "digest": 0, "does": 0}:
+        if not isinstance(one, dict) or canonical(one | CONTENTS) != canonical(two | CONTENTS):
             problems.append(f"{name}: the model has {two['source']} here, the certificate something else")
         elif one.get("digest") != two["digest"]:
             problems.append(f"{name}: its weights are not those of the certificate")
@@ -192,88 +190,97 @@ def _graph_problems(content: dict[str, Any], graph: Graph) -> list[str]:
     if len(others) > MOST_PROBLEMS or len(written) != len(found):
         first = f", first at {others[0].partition(':')[0]}" if others else ""
         return [f"graph: the model is another one, or was exported in another way{first}"]
-    return list(dict.fromkeys(problems)) or ["weights: their digest is not that of the certificate"]
+    return list(dict.fromkeys(problems))
 
 
 def _claim_problems(claims: list[dict[str, Any]], steps: list[Step], labels: list[str]) -> list[str]:
     """Claims that are missing, left over, or about something else."""
-    written = {tuple(claim.get("nodes", ())): claim for claim in claims}
+    written = {canonical(claim["nodes"]): claim for claim in claims}
     problems = []
     for step, label in zip(steps, labels, strict=True):
-        claim = written.pop(step.nodes, None)
+        facts = step_facts(step)
+        claim = written.pop(canonical(facts["nodes"]), None)
         if claim is None:
             problems.append(f"{label}: the certificate has no claim about it")
-        elif any(claim.get(name) != value for name, value in claim_facts(step).items()):
+        elif canonical(claim | facts) != canonical(claim):
             problems.append(f"{label}: the claim is about another map")
-    problems += [f"{claim.get('geometry', 'a claim')}: the model has no such step" for claim in written.values()]
-    if not problems and [tuple(claim["nodes"]) for claim in claims] != [step.nodes for step in steps]:
-        problems.append("claims: they are in another order than the steps of the model")
+    problems += [f"{canonical(claim['geometry'])[:80]}: the model has no such step" for claim in written.values()]
+    in_order = [claim["nodes"] for claim in claims] == [list(step.nodes) for step in steps]
+    if not problems and not in_order:
+        problems.append("claims: they are not one for each step of the model, in its order")
     return problems
 
 
-def _checked(claim: dict[str, Any], step: Step, name: str) -> Check:
+def _checked(claim: Claim, measurement: Measurement, name: str) -> Check:
     start = time.perf_counter()
-    upper = math.inf if claim["upper"] == UNBOUNDED else float(claim["upper"])
-    measurement = step.measurement
     try:
-        if isinstance(measurement, ResidualLayer):
-            found = _residual_below(measurement, claim, upper)
-        else:
-            assert isinstance(measurement, Norm)
-            found = proves_below(measurement.map, upper)
-            found = _with_witness(measurement, claim, found)
-    except Exception as error:  # a claim may contain anything
+        prove = _proved_residual if isinstance(measurement, ResidualLayer) else _proved_norm
+        found = prove(measurement, claim)  # type: ignore[arg-type]
+    except Exception as error:  # numbers at the ends of float64 may make any step of a proof fail
         found = Proof(False, f"the claim cannot be used ({type(error).__name__}: {str(error)[:120]})")
-    problem = "" if found.proved else f"its bound {upper!r} was not proved: {found.method}"
-    return Check(name, upper, found.method, problem, time.perf_counter() - start)
+    problem = "" if found.proved else f"its claim, at most {claim.upper!r}, was not proved: {found.method}"
+    return Check(name, claim.upper, found.method, problem, time.perf_counter() - start)
 
 
-def _with_witness(measurement: Norm, claim: dict[str, Any], found: Proof) -> Proof:
-    """The lower bound of the claim has to be below the upper one, and what its witness is said to prove be true."""
-    lower, upper = claim.get("lower"), claim["upper"]
-    if lower is not None and upper != UNBOUNDED and not 0 <= float(lower) <= float(upper):
-        return Proof(False, "its lower bound is above its upper bound")
-    witness = claim.get("witness")
-    if witness is None or not found.proved:
-        return found
-    proved = witnessed_lower(measurement.map, unpack(witness["vector"]))
-    if not proved >= float(witness["lower"]) * (1 - 1e-9):
-        return Proof(False, f"its witness proves {proved!r} from below, not {witness['lower']!r}")
-    return found
+def _proved_norm(measurement: Norm, claim: Claim) -> Proof:
+    """The upper bound by a test; the lower one by its witness, or in closed form."""
+    if claim.norms is not None:
+        return Proof(False, "two norms are for residual layers only")
+    if claim.upper == math.inf:
+        return _too_large(claim, proves_below(measurement.map, TOO_LARGE).proved)
+    if claim.lower is None:
+        if claim.witness is not None:
+            return Proof(False, "its witness is said to prove nothing")
+    elif not proves_above(measurement.map, claim.lower, None if claim.witness is None else unpack(claim.witness)):
+        return Proof(False, f"its lower bound {claim.lower!r} does not follow from its witness")
+    return proves_below(measurement.map, claim.upper)
 
 
-def _residual_below(layer: ResidualLayer, claim: dict[str, Any], upper: float) -> Proof:
+def _proved_residual(layer: ResidualLayer, claim: Claim) -> Proof:
     """Both norms of the theorem, and the constant that follows."""
+    if claim.lower is not None or claim.witness is not None:
+        return Proof(False, "nothing is known of a residual layer from below")
     parts = ResidualParts.of(layer.inner, layer.outer, layer.factors())
-    scaled, spread = (float(norm) for norm in claim["norms"])
-    if not (0 <= scaled < math.inf and 0 <= spread < math.inf):
-        return Proof(False, "norms are not negative")
-    if not parts.constant(scaled, spread) <= upper:
+    if claim.upper == math.inf:
+        level = math.sqrt(TOO_LARGE) / 2
+        small = all(layer_below(part, layer.input_size, level).proved for part in (parts.scaled, parts.spread))
+        return _too_large(claim, small and parts.constant(level, level) < math.inf)
+    if claim.norms is None:
+        return Proof(False, "it has no norms that it follows from")
+    if not parts.constant(*claim.norms) <= claim.upper:
         return Proof(False, "it does not follow from its two norms")
     methods = []
-    for norm, level in ((parts.scaled, scaled), (parts.spread, spread)):
-        found = layer_below(norm, layer.input_size, level)
+    for part, level in zip((parts.scaled, parts.spread), claim.norms, strict=True):
+        found = layer_below(part, layer.input_size, level)
         if not found.proved:
             return found
         methods.append(found.method)
     return Proof(True, " and ".join(dict.fromkeys(methods)))
 
 
-def _total(
-    content: dict[str, Any], plan: Plan, claims: list[dict[str, Any]], steps: list[Step]
-) -> tuple[float, list[str]]:
-    """The constant that follows from the claims, and whether the certificate says the same."""
-    uppers = {
-        id(step.measurement): math.inf if claim["upper"] == UNBOUNDED else float(claim["upper"])
-        for claim, step in zip(claims, steps, strict=True)
-    }
-    followed = Follower(plan, lambda measurement: Measured(None, uppers.get(id(measurement), 1.0), "claim")).run()
+def _too_large(claim: Claim, is_bounded: bool) -> Proof:
+    """Of a map without a bound: nothing else is claimed, and it is not one that has a bound."""
+    if claim != Claim(math.inf):
+        return Proof(False, f"nothing else can be known of what is {UNBOUNDED}")
+    if is_bounded:
+        return Proof(False, "its numbers are not too large for float64")
+    return Proof(True, "numbers too large for float64")
+
+
+def _differences(content: dict[str, Any], again: dict[str, Any]) -> list[str]:
+    """What the certificate says otherwise than the one written anew from the model and the claims."""
     problems = []
-    for name, upper in [("upper", followed.upper), *followed.outputs.items()]:
-        written = content["upper"] if name == "upper" else content["outputs"].get(name)
-        if written is None or (math.inf if written == UNBOUNDED else float(written)) < upper:
-            problems.append(f"{name}: the certificate says {written!r}, but {upper!r} follows from its claims")
-    return followed.upper, problems
+    for name in ("outputs", "upper", "reasons"):
+        if canonical(content[name]) != canonical(again[name]):
+            says, follows = (canonical(value)[:120] for value in (content[name], again[name]))
+            problems.append(f"{name}: the certificate says {says}, but {follows} follows from its claims")
+    others = sorted(content.keys() - {"outputs", "upper", "reasons", "seal"})
+    problems += [
+        f"{name}: the certificate says something else than the model and its claims"
+        for name in others
+        if canonical(content[name]) != canonical(again[name])
+    ]
+    return problems + [CHANGED] * (content["seal"] != seal(content))
 
 
 def _nothing(measurement: Measurement) -> Measured:

@@ -15,8 +15,11 @@ from gramcert.auditing.result import UNBOUNDED
 from gramcert.auditing.verifying import Verification, read_certificate
 from gramcert.auditing.verifying import verify as run
 from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, MODEL, PREFIX, chosen, naming
+from gramcert.cli.audit_table import LONGEST_SENTENCE
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.progress import counting_bar
+
+NOT_CHECKED = "its section `unverified` is not checked: the name of the model, the tolerance, versions"
 
 
 def verify(
@@ -34,7 +37,8 @@ def verify(
     """
     with one_line_errors(), chosen(model) as path, counting_bar() as bar:
         content = read_certificate(certificate)
-        if model is None and content.get("model") != EMBEDDED:
+        said = content.get("unverified")
+        if model is None and not (isinstance(said, dict) and said.get("model") == EMBEDDED):
             raise BadInput(f"MODEL: expected the file that {certificate} is about")
         result = run(content, path, architecture=architecture, prefix=prefix, report=naming(bar))
     if as_json:
@@ -61,14 +65,23 @@ def _table(result: Verification) -> Table:
 
 def _verdict(result: Verification) -> Text:
     if result.holds:
-        what = "the model is unbounded, as it says" if math.isinf(result.upper) else f"L ≤ {shown_up(result.upper)}"
-        what += f" for inputs of shape {'×'.join(map(str, result.input_shape))}"
+        text = Text("\nthe certificate holds: ", "bold green")
+        if math.isinf(result.upper):
+            text.append("it certifies no constant").append(f" of {_about(result)}", "not bold default")
+            for reason in result.reasons:
+                text.append(f"\n  {shown_text(reason, LONGEST_SENTENCE)}", "not bold yellow")
+        else:
+            text.append(f"L ≤ {shown_up(result.upper)}").append(f" of {_about(result)}", "not bold default")
         claims = f"{len(result.checks)} claims proved anew in {shown_seconds(result.seconds)}"
-        return Text(f"\nthe certificate holds: {what}", "bold green").append(f"\n{claims}", "dim")
+        return text.append(f"\n{claims}; {NOT_CHECKED}", "not bold dim default")
     text = Text("\nthe certificate does NOT hold", "bold red")
     for problem in result.problems:
         text.append(f"\n  {shown_text(problem)}", "red")
     return text
+
+
+def _about(result: Verification) -> str:
+    return f"{shown_text(result.model)} for all inputs of shape {'×'.join(map(str, result.input_shape)) or '()'}"
 
 
 def _as_json(result: Verification) -> dict[str, object]:
@@ -76,6 +89,8 @@ def _as_json(result: Verification) -> dict[str, object]:
         "holds": result.holds,
         "upper": UNBOUNDED if math.isinf(result.upper) else result.upper,
         "input_shape": list(result.input_shape),
+        "model": result.model,
+        "reasons": list(result.reasons),
         "problems": list(result.problems),
         "checks": [
             {
