@@ -60,7 +60,7 @@ def test_certificate_and_page_are_written_and_the_certificate_holds(run, model, 
     refused = run("verify", certificate, model)
     assert refused.exit_code == 1
     assert "does NOT hold" in refused.stdout
-    assert "conv1 + bn1: its bound" in " ".join(refused.stdout.split())
+    assert "conv1 + bn1: its claim" in " ".join(refused.stdout.split())
 
 
 def test_a_file_that_fixes_its_shape_needs_no_option(run, model):

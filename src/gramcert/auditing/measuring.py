@@ -259,7 +259,8 @@ def _profile(layer: Convolution) -> tuple[float, ...]:
             wrapped = torch.nn.functional.pad(wrapped.movedim(axis, -1), (0, count - wrapped.shape[axis]))
             wrapped = wrapped.unflatten(-1, (-1, grid)).sum(-2).movedim(-1, axis)
         symbols = torch.fft.fftn(wrapped, dim=axes).movedim((1, 2), (-2, -1))
-        if min(symbols.shape[-2:]) > 256:  # the picture is not worth more than the proof
+        # The picture is not worth more than the proof, and shows no infinity.
+        if min(symbols.shape[-2:]) > 256 or not bool(symbols.isfinite().all()):
             return ()
         values = torch.linalg.svdvals(symbols).flatten().sort(descending=True).values
     chosen = torch.linspace(0, len(values) - 1, min(PROFILE_VALUES, len(values))).round().long()
