@@ -19,7 +19,7 @@ from gramcert.cli.audit_table import LONGEST_SENTENCE
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.progress import counting_bar
 
-NOT_CHECKED = "its section `unverified` is not checked: the name of the model, the tolerance, versions"
+NOT_CHECKED = "not checked: the name, tolerance and versions that it lists as `unverified`"
 
 
 def verify(
@@ -45,7 +45,8 @@ def verify(
         typer.echo(json.dumps(_as_json(result), allow_nan=False))
     else:
         console = Console()
-        console.print(_table(result))
+        if result.checks:
+            console.print(_table(result))
         console.print(_verdict(result))
     if not result.holds:
         raise typer.Exit(NEGATIVE_ANSWER)
@@ -67,12 +68,13 @@ def _verdict(result: Verification) -> Text:
     if result.holds:
         text = Text("\nthe certificate holds: ", "bold green")
         if math.isinf(result.upper):
-            text.append("it certifies no constant").append(f" of {_about(result)}", "not bold default")
+            text.append("it certifies no constant").append(f" for {_about(result)}", "not bold default")
             for reason in result.reasons:
                 text.append(f"\n  {shown_text(reason, LONGEST_SENTENCE)}", "not bold yellow")
         else:
-            text.append(f"L ≤ {shown_up(result.upper)}").append(f" of {_about(result)}", "not bold default")
-        claims = f"{len(result.checks)} claims proved anew in {shown_seconds(result.seconds)}"
+            text.append(f"L ≤ {shown_up(result.upper)}").append(f" for {_about(result)}", "not bold default")
+        count = len(result.checks)
+        claims = f"{count} claim{'s' * (count != 1)} proved anew in {shown_seconds(result.seconds)}"
         return text.append(f"\n{claims}; {NOT_CHECKED}", "not bold dim default")
     text = Text("\nthe certificate does NOT hold", "bold red")
     for problem in result.problems:
@@ -81,7 +83,7 @@ def _verdict(result: Verification) -> Text:
 
 
 def _about(result: Verification) -> str:
-    return f"{shown_text(result.model)} for all inputs of shape {'×'.join(map(str, result.input_shape)) or '()'}"
+    return f"{shown_text(result.model)} and all inputs of shape {'×'.join(map(str, result.input_shape)) or '()'}"
 
 
 def _as_json(result: Verification) -> dict[str, object]:
