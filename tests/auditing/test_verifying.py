@@ -202,7 +202,12 @@ def test_a_larger_bound_holds_with_what_follows_from_it(model, certificate):
 
 
 def test_a_bounded_map_is_not_said_to_be_too_large():
-    for model, shape in ((nn.Linear(3, 3), (3,)), (gnn.SLLLinear(3, 3), (3,))):
+    for model, shape in (
+        (nn.Linear(3, 3), (3,)),
+        (nn.Conv1d(2, 2, 3), (2, 5)),
+        (gnn.SLLLinear(3, 3), (3,)),
+        (gnn.SLLConv2d(1, 1, 3), (1, 4, 4)),
+    ):
         content = copy.deepcopy(gramcert.audit(model.eval(), shape).certificate)
         reason = "its numbers are too large for float64"
         content["claims"][0] |= dict.fromkeys(("lower", "witness", "norms")) | {"upper": "unbounded"}

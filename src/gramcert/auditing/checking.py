@@ -404,9 +404,9 @@ def _sparse_below(matrix: Any, level: float, block: tuple[int, ...]) -> Proof:
     """A sparse matrix of dense blocks of that shape."""
     if matrix.shape[0] > matrix.shape[1]:
         matrix, block = matrix.T, block[::-1]
-    matrix = matrix.tocsr()
+    matrix = matrix.tocsr(copy=True)
     exponent = math.frexp(float(abs(matrix).max()))[1]
-    matrix, level = matrix * 2.0**-exponent, math.ldexp(level, -exponent)
+    matrix.data, level = np.ldexp(matrix.data, -exponent), math.ldexp(level, -exponent)
     rows, columns = matrix.shape
     if rows <= BALL_ORDER and rows * rows * columns <= BALL_PRODUCTS and find_spec("flint") is not None:
         return Proof(_by_balls(matrix.toarray(), level), "ball arithmetic")
