@@ -57,13 +57,19 @@ def require_finite(call: str, name: str, tensor: Tensor) -> None:
 
     In a compiled graph the check is left out, and a NaN shows up as a NaN result instead.
     """
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # inside vmap that is the whole batch
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+    tensor = values_to_check(tensor)
     if not tensor.numel() or not can_be_read(tensor):
         return
     if not bool(torch.isfinite(tensor.abs().amax())):  # amax passes NaN on
         count = int((~torch.isfinite(tensor)).sum())
         raise ValueError(f"{call}({name}): expected finite values, got {count} NaN or infinite of {tensor.numel()}")
+
+
+def values_to_check(tensor: Tensor) -> Tensor:
+    """What ``torch.func`` wraps, inside ``vmap`` the whole batch: for checks of each value, not to compute with."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def can_be_read(tensor: Tensor) -> bool:
@@ -82,7 +88,7 @@ def require_values(call: str, name: str, tensor: Tensor) -> Tensor:
             raise TypeError(f"{call}({name}): expected one tensor with values, got a batch of them inside vmap")
         tensor = torch._C._functorch.get_unwrapped(tensor)
     if not can_be_read(tensor):
-        raise TypeError(f"{call}({name}): expected a tensor with values, got one without, inside a compiled graph")
+        raise TypeError(f"{call}({name}): expected a tensor with values, got one without them")
     return tensor
 
 

@@ -560,3 +560,19 @@ def test_training_mode_matters_where_layers_depend_on_it():
     with pytest.raises(ValueError, match=r"certify\(BatchCentering\): in training mode it depends on the batch"):
         certify(model, [(torch.rand(2, 4), Y)], [])
     assert isinstance(certify(model.eval(), [(torch.rand(2, 4), Y)], []), CertifiedAccuracy)
+
+
+def test_loaders_may_fill_the_same_tensors_again():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2))
+    inputs, labels = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+
+    def refilled():
+        for label in (0, 1, 1):
+            inputs[0], labels[0] = torch.eye(2)[label], label
+            yield inputs, labels
+
+    found = certify(model, refilled(), [0.1])
+    assert found.labels.tolist() == [0, 1, 1]
+    assert (found.clean_of(0), found.clean_of(1), found.at(0.1, label=0)) == (1, 1, 1)

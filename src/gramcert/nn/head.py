@@ -6,6 +6,7 @@ from torch.nn.utils import parametrize
 
 from gramcert.bounds.gram import positive
 from gramcert.certified.margins import radii
+from gramcert.exact import exact, float_up
 from gramcert.geometry.convolution import full_weight
 
 
@@ -69,6 +70,7 @@ class NormalizedLinear(nn.Linear):
                 f"NormalizedLinear.radius(logits): expected shape (batch, {self.out_features}), got "
                 f"{tuple(logits.shape)}"
             )
+        lipschitz = float_up(exact("NormalizedLinear.radius(lipschitz)", lipschitz))
         if not lipschitz > 0:
             raise ValueError(f"NormalizedLinear.radius(lipschitz={lipschitz}): expected a positive number")
         if self.out_features < 2:
@@ -76,5 +78,5 @@ class NormalizedLinear(nn.Linear):
         values = logits.detach().cpu().double()
         if not bool(torch.isfinite(values).all()):
             raise ValueError("NormalizedLinear.radius(logits): expected finite logits")
-        exact = values.new_zeros(len(values))
-        return radii(self.weight, values, lipschitz, exact, exact).to(logits.device)
+        unrounded = values.new_zeros(len(values))
+        return radii(self.weight, values, lipschitz, unrounded, unrounded).to(logits.device)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,7 +27,8 @@ def slopes(activation: nn.Module) -> tuple[float, float] | None:
     Only exact classes count: a subclass may compute something else.
     """
     kind, options = type(activation), vars(activation)
-    if any(isinstance(value, float) and not math.isfinite(value) for value in options.values()):
+    numbers = [value for value in options.values() if isinstance(value, (float, np.floating, torch.Tensor))]
+    if not all(math.isfinite(number) for number in numbers):
         return None
     if kind in _UNIT:
         return 0.0, 1.0

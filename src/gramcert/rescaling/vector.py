@@ -19,7 +19,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, can_be_read, checked_iterations, require_dense, require_finite
+from gramcert.arguments import (
+    Sizes,
+    axis_sizes,
+    can_be_read,
+    checked_iterations,
+    require_dense,
+    require_finite,
+    values_to_check,
+)
 from gramcert.bounds.autograd import full_precision
 from gramcert.bounds.gram import positive
 from gramcert.bounds.transfer import sampling_factor
@@ -37,6 +45,10 @@ Side = Literal["input", "output"]
 
 # Grid frequencies per tap interval for every size at once: the sampling factor is then 1/cos(π/16) = 1.0196 per axis.
 OVERSAMPLING = 8
+
+# q is taken between 1 and this; what is smaller, relative to the largest, is taken for 1, which is as valid. So no
+# product of a q with a sum that counts (see below) underflows, and none overflows.
+LARGEST_Q = {torch.float32: 2.0**60, torch.float64: 2.0**400}
 
 # Sums below this, in units of the largest ones, are taken for it: R is then smaller than it might be, which is sound,
 # and its gradient stays finite.
@@ -62,7 +74,8 @@ def rescaling_vector(
     Args:
         layer: a matrix (outputs, inputs), ``nn.Linear``, a convolution layer of torch or a :class:`Convolution`.
         iterations: t, at least 1; 1 is AOL. With ``"spatial"`` time and memory grow as 2^t per axis.
-        q: positive weights, one per channel of the side; any choice is valid. ``None`` is 1.
+        q: positive weights, one per channel of the side; any choice is valid. ``None`` is 1. Those below 1e-18 of the
+            largest (1e-120 in float64) count as that.
         form: ``"spatial"`` (the paper) or ``"frequency"``, which is tighter at the same t.
         input_size: ``None`` serves every size. A size makes R larger where it can be, and is then needed to be right:
             ``"frequency"`` uses the frequencies of that size, and padding that repeats pixels its repetitions there.
@@ -91,7 +104,7 @@ def rescaling_vector(
     scale = largest_entry(call, description.kernel)
     moderate = description.with_kernel(description.kernel / scale)
     factors = convolution_rescaling(moderate, iterations, q=q, form=form, input_size=input_size, side=side, call=call)
-    return factors / scale
+    return _finite_quotient(factors, scale)
 
 
 def convolution_rescaling(
@@ -167,14 +180,27 @@ def _frequencies(
     return FrequencyGrid(sizes, shifts), factor * sampling_factor(taps, sizes)
 
 
+def _finite_quotient(factors: Tensor, scale: Tensor) -> Tensor:
+    """R of a layer from that of the layer divided by its largest entry; smaller where it would be out of range."""
+    limits = torch.finfo(factors.dtype)
+    quotient = (factors / scale).clamp_max(limits.max)
+    value = quotient.detach()
+    # Subnormal numbers round more coarsely than the slack of R allows: downward.
+    below = torch.nextafter(value, torch.zeros_like(value)) - value
+    return quotient + torch.where(value < limits.tiny, below, 0.0)
+
+
 def _weights(call: str, q: Tensor, channels: int, like: Tensor) -> Tensor:
     if not isinstance(q, Tensor) or q.shape != (channels,):
         shape = tuple(q.shape) if isinstance(q, Tensor) else type(q).__name__
         raise ValueError(f"{call}(q): expected a tensor of shape ({channels},), got {shape}")
     require_finite(call, "q", q)
-    if can_be_read(q) and not bool((q > 0).all()):
-        raise ValueError(f"{call}(q): expected positive weights, got {float(q.detach().min())}")
-    return q.to(like.dtype)
+    values = values_to_check(q)
+    if can_be_read(values) and not bool((values > 0).all()):
+        raise ValueError(f"{call}(q): expected positive weights, got {float(values.detach().min())}")
+    # Only ratios matter: in units of the largest they neither overflow nor vanish all together.
+    ratios = q.double() / q.detach().double().amax()
+    return (ratios * LARGEST_Q[like.dtype]).clamp_min(1.0).to(like.dtype)
 
 
 def _description(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:
@@ -196,7 +222,8 @@ def _description(call: str, layer: nn.Module | Convolution | Tensor) -> Convolut
 def largest_entry(call: str, weight: Tensor) -> Tensor:
     """The largest absolute value of a weight, a constant, or 1 if all are 0; what is not finite is an error."""
     largest = weight.detach().abs().amax()
-    if can_be_read(largest) and not bool(torch.isfinite(largest)):
+    value = values_to_check(largest)
+    if can_be_read(value) and not bool(torch.isfinite(value).all()):
         require_finite(call, "layer", weight)
     return positive(largest)
 
