@@ -242,6 +242,16 @@ def test_bad_operands():
         Enclosure(-1, 2).sqrt()
 
 
+def test_explanations_name_what_a_step_bounds_and_round_it_outward():
+    steps = (Step("search", 1 / 3, 2 / 3, 0.0, quantity="the supremum"), Step("proof", 0.1, math.inf, 0.0))
+    text = Enclosure(0.1, 1, "proof", steps=steps).explain()
+    assert "search: the supremum from 0.333333333 to 0.666666667," in text
+    assert "proof: the norm from 0.100000000 to inf," in text
+    assert "relative width 0.90," in text
+    close = Enclosure(1, 1, "proof", steps=(Step("proof", 0.9999999999, 1.0000000001, 0.0),)).explain()
+    assert "proof: the norm from 0.999999999 to 1.00000001," in close
+
+
 def test_explanation_lists_what_was_tried_and_assumed():
     steps = (Step("first", 1.0, 3.0, 0.25, "too wide"), Step("second", 1.0, 2.0, 0.5))
     text = Enclosure(1, 2, "second", False, steps, ("no time left",)).explain()
@@ -250,7 +260,7 @@ def test_explanation_lists_what_was_tried_and_assumed():
         "by second",
         "note: no time left",
         "0.75 s in all",
-        "first: 1 to 3",
+        "first: the norm from 1 to 3",
         "too wide",
         "IEEE 754",
     ):

@@ -21,13 +21,14 @@ _DECIMALS = decimal.Context(prec=800)  # every float64 and every sum of two is e
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that was tried: what it proved, what it cost, and why it was or was not enough."""
+    """One thing that was tried: what it proved of which quantity, what it cost, why it was or was not enough."""
 
     name: str
     lower: float
     upper: float
     seconds: float
     note: str = ""
+    quantity: str = "the norm"
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +157,7 @@ class Enclosure:
         if math.isinf(self.upper) and not math.isinf(self.lower):
             return f"at least {self.lower!r}"
         if self.relative_width > WIDE:
-            return f"between {_four_digits(self.lower, up=False)} and {_four_digits(self.upper, up=True)}"
+            return f"between {_digits(self.lower, 4, up=False)} and {_digits(self.upper, 4, up=True)}"
         with decimal.localcontext(_DECIMALS):
             low, high = decimal.Decimal(self.lower), decimal.Decimal(self.upper)
             if low == high:
@@ -177,14 +178,15 @@ class Enclosure:
         if not self.method:
             return "\n".join(lines)
         reached = "reached" if self.tol_reached else "NOT reached"
-        lines.append(f"  relative width {self.relative_width:.2g}, tolerance {reached}")
+        lines.append(f"  relative width {_digits(self.relative_width, 2, up=True)}, tolerance {reached}")
         lines.append(f"by {self.method}")
         lines += [f"note: {note}" for note in self.notes]
         if self.steps:
             lines.append(f"tried, {sum(step.seconds for step in self.steps):.3g} s in all:")
         for step in self.steps:
             note = f"; {step.note}" if step.note else ""
-            lines.append(f"  {step.name}: {step.lower:.9g} to {step.upper:.9g}, {step.seconds:.3g} s{note}")
+            ends = f"{_digits(step.lower, 9, up=False)} to {_digits(step.upper, 9, up=True)}"
+            lines.append(f"  {step.name}: {step.quantity} from {ends}, {step.seconds:.3g} s{note}")
         lines += ["assumed (docs/what-is-certified.md):", *(f"  {assumption}" for assumption in ASSUMPTIONS)]
         return "\n".join(textwrap.fill(line, 80, subsequent_indent="    ", break_long_words=False) for line in lines)
 
@@ -244,7 +246,8 @@ def _two_digits_up(radius: decimal.Decimal) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-def _four_digits(value: float, *, up: bool) -> str:
+def _digits(value: float, count: int, *, up: bool) -> str:
+    """So many digits of a bound, rounded outward."""
     rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
-    with decimal.localcontext(decimal.Context(prec=4, rounding=rounding)):
+    with decimal.localcontext(decimal.Context(prec=count, rounding=rounding)):
         return f"{+decimal.Decimal(value):g}" if math.isfinite(value) else repr(value)

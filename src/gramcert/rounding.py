@@ -22,9 +22,14 @@ _SMALLEST_NORMAL = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
 # Roundings of one entry of a Cholesky factor beside its sum: reciprocal of the pivot, product, root, storing.
 _PIVOT_ROUNDINGS = 8
 
-# |fl(e^(iφ)) - e^(iφ)| for angles 0 <= φ <= 6π that are themselves rounded: 75u for the angle, and sine and cosine
-# within 4 units of their last place.
+# |fl(e^(iφ)) - e^(iφ)| for a product of three factors, one for each axis. The angle of a factor is at most 2π and
+# rounded three times (quotient, 2π, product), which is at most 3u·2π < 19u; sine and cosine are within 4 units of their
+# last place, 8u each, together at most 12u. A product of two is rounded by √2·γ_2 < 3u. So 3·31u + 2·3u, and far less
+# than 1u of higher order: below 100u.
 TWIDDLE_ERROR = 128 * _UNIT[torch.float64]
+
+# Entries of large tensors that are worked on at a time.
+_PIECE = 2**18
 
 ASSUMPTIONS = (
     "IEEE 754 arithmetic, rounding to nearest, subnormal numbers kept (checked in every call)",
@@ -36,12 +41,17 @@ ASSUMPTIONS = (
 
 
 def up(value: float) -> float:
-    """The next float above: an upper bound of the real number that was rounded to ``value``."""
-    return math.nextafter(value, math.inf)
+    """The next float above: an upper bound of the real number that was rounded to ``value``.
+
+    Of NaN it is infinity: what overflow made of a bound is above everything, and no comparison can pass over it.
+    """
+    return math.inf if math.isnan(value) else math.nextafter(value, math.inf)
 
 
 def down(value: float) -> float:
-    """The next float below, but a non-negative quantity stays non-negative."""
+    """The next float below, but a non-negative quantity stays non-negative; of NaN minus infinity."""
+    if math.isnan(value):
+        return -math.inf
     return max(0.0, math.nextafter(value, -math.inf)) if value >= 0 else math.nextafter(value, -math.inf)
 
 
@@ -100,10 +110,35 @@ def total_up(values: Tensor) -> float:
     return up(up(float(values.sum(-1).max()) * (1 + 2 * gamma(terms))) + underflow(terms))
 
 
-def absolute_sums(kernel: Tensor) -> tuple[float, float]:
-    """Upper bounds of Σ|K| over what one output channel reads, and over what reads one input channel."""
-    sizes = kernel.abs()
-    return total_up(sizes.flatten(1)), total_up(sizes.transpose(0, 1).flatten(1))
+def absolute_sums(kernel: Tensor, exponent: int = 0) -> tuple[float, float]:
+    """Upper bounds of Σ|K| over what one output channel reads, and over what reads one input channel.
+
+    Of weights times 2^exponent, in pieces that take little memory, and in any type whose numbers float64 has.
+    """
+    weights = kernel.detach().reshape(*kernel.shape[:2], -1)
+    rows, columns = (torch.zeros(count, dtype=torch.float64) for count in weights.shape[:2])
+    lost = 0.0
+    for first, piece in _pieces(weights, 0, weights[0].numel()):
+        for second, part in _pieces(piece, 1, weights.shape[2]):
+            for _, few in _pieces(part, 2, 1):
+                exact = few.cpu().double()
+                scaled, each = scaled_tensor(exact, exponent) if exponent else (exact, 0.0)
+                sizes, lost = scaled.abs(), max(lost, each)
+                rows[first : first + sizes.shape[0]] += sizes.sum((1, 2))
+                columns[second : second + sizes.shape[1]] += sizes.sum((0, 2))
+    totals = []
+    for sums, terms in ((rows, weights[0].numel()), (columns, weights[:, 0].numel())):
+        # Each is a sum of so many terms in some order, of which each may have lost something.
+        largest = up(float(sums.max()) * (1 + 2 * gamma(terms)))
+        totals.append(up(largest + up(underflow(terms) + up(terms * lost))))
+    return totals[0], totals[1]
+
+
+def _pieces(values: Tensor, dim: int, each: int) -> Iterator[tuple[int, Tensor]]:
+    """Consecutive parts along one axis, of a moderate number of entries where one index has ``each`` of them."""
+    step = max(1, _PIECE // each)
+    for start in range(0, values.shape[dim], step):
+        yield start, values.narrow(dim, start, min(step, values.shape[dim] - start))
 
 
 def square_norm(vector: Tensor) -> tuple[float, float]:
@@ -113,6 +148,8 @@ def square_norm(vector: Tensor) -> tuple[float, float]:
     whole = real.numel() // side * side
     partial = torch.cat([real[:whole].reshape(-1, side).square().sum(-1), real[whole:].square().sum()[None]])
     total = float(partial.sum())
+    if not math.isfinite(total):  # overflow, or entries that are no numbers
+        return 0.0, math.inf
     error = gamma(side + len(partial) + 1)
     lost = underflow(2 * real.numel())
     return down(down(total / (1 + error)) - lost), up(up(total * (1 + 2 * error)) + lost)
@@ -126,13 +163,13 @@ def row_norms_up(rows: Tensor) -> Tensor:
 
 
 def next_up(values: Tensor) -> Tensor:
-    """The next floats above."""
-    return torch.nextafter(values, torch.full_like(values, math.inf))
+    """The next floats above; infinity for NaN, as in :func:`up`."""
+    return torch.nextafter(values, torch.full_like(values, math.inf)).nan_to_num_(math.inf, math.inf, -math.inf)
 
 
 def next_down(values: Tensor) -> Tensor:
-    """The next floats below."""
-    return torch.nextafter(values, torch.full_like(values, -math.inf))
+    """The next floats below; minus infinity for NaN."""
+    return torch.nextafter(values, torch.full_like(values, -math.inf)).nan_to_num_(-math.inf, math.inf, -math.inf)
 
 
 def norm_down(vector: Tensor) -> float:
@@ -180,15 +217,21 @@ def lift(weights: Tensor) -> tuple[Tensor, float, int]:
     Returns the scaled weights, how much each of them may have lost to underflow, and the exponent that undoes it.
     """
     exact = weights.detach().cpu().double()
-    exponent = math.frexp(float(exact.abs().max()))[1]
+    exponent = largest_exponent(exact)
     return *scaled_tensor(exact, -exponent), exponent
+
+
+def largest_exponent(weights: Tensor) -> int:
+    """The exponent of the largest |weight|, which is in [½, 1) times that power of two."""
+    least, most = torch.aminmax(weights.detach())
+    return math.frexp(max(-float(least), float(most)))[1]
 
 
 def scaled_tensor(values: Tensor, exponent: int) -> tuple[Tensor, float]:
     """values·2^exponent in float64, and how much each entry may have lost to underflow."""
     half = exponent // 2
-    scaled = values * 2.0**half * 2.0 ** (exponent - half)
-    kept = torch.equal(scaled * 2.0 ** (half - exponent) * 2.0**-half, values)
+    scaled = (values * 2.0**half).mul_(2.0 ** (exponent - half))
+    kept = torch.equal((scaled * 2.0 ** (half - exponent)).mul_(2.0**-half), values)
     return scaled, 0.0 if kept else 2.0**-1073
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cases import layers
 from gramcert import Convolution
-from gramcert.certified.banded import BandedGram, smaller_gram
+from gramcert.certified.banded import BandedGram, smaller_grams
 from gramcert.certified.tapwise import dense_matrix
 from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.geometry.axis import layer_axes
@@ -70,8 +70,8 @@ def test_bandwidths_are_small(arguments, size, bandwidth):
 def test_the_smaller_side_is_taken():
     kernel = torch.ones(1, 8, 3, 3, dtype=torch.float64)
     axes = layer_axes(Convolution(kernel, padding=1), (9, 9))
-    assert smaller_gram(kernel, axes).channels == 1
-    assert smaller_gram(kernel.transpose(0, 1), axes).channels == 1
+    assert smaller_grams(kernel[None], axes)[0].channels == 1
+    assert smaller_grams(kernel.transpose(0, 1)[None], axes)[0].channels == 1
 
 
 def test_long_axes_are_the_outer_ones():

@@ -10,7 +10,7 @@ from torch import nn
 
 import gramcert
 from cases import layers
-from gramcert import Convolution, spectral_norm
+from gramcert import Convolution, singular_values, spectral_norm
 from reference import dense_norm, supremum
 
 EPS = torch.finfo(torch.float64).eps
@@ -179,12 +179,43 @@ def test_taps_that_are_zero_cost_nothing():
         assert norm.lower <= 5.4649857042190426 <= norm.upper
 
 
+@pytest.mark.parametrize(
+    ("layer", "large", "small"),
+    [
+        (nn.Conv2d(3, 3, 1, padding_mode="circular"), 64, 2),
+        (nn.Conv2d(3, 4, 2, stride=2, padding_mode="circular"), 200, 4),
+        (nn.Conv1d(2, 2, 1, padding_mode="circular"), 10_000, 2),
+        (nn.Conv3d(1, 2, (1, 2, 1), stride=(1, 2, 1), padding_mode="circular"), 32, 4),
+        (nn.Conv2d(2, 2, (3, 1), padding=(1, 0), padding_mode="circular"), (12, 900), (12, 2)),
+        (Convolution(torch.randn(2, 2, 3, 3) * torch.tensor([0.0, 1.0, 0.0]), 1, 1, "circular"), (11, 900), (11, 3)),
+        (Convolution(torch.randn(2, 2, 3, 3) * torch.eye(9)[4].reshape(3, 3), 1, 1, "circular"), 80, 3),
+    ],
+)
+def test_circulants_of_one_tap_on_large_grids(layer, large, small):
+    """A symbol that is constant, on some axes or on all."""
+    check(spectral_norm(layer, large), dense_norm(Convolution.of(layer), small).item(), 1e-3, 1.0)
+
+
 def test_every_size_with_repeated_pixels_says_that_it_cannot_close():
     norm = spectral_norm(Convolution(torch.ones(1, 1, 3, 3), padding=1, padding_mode="reflect"))
     assert not norm.tol_reached
     assert norm.lower <= 9 <= 9.53455 <= norm.upper <= 9 * 3 * (1 + 1e-3)
     assert "√9" in norm.method
     assert "cannot close; at a given input_size it can" in " ".join(norm.explain().split())
+
+
+def test_steps_bound_the_norm_or_say_what_else():
+    """The supremum over all frequencies is above the norm at one size."""
+    layer = Convolution(torch.randn(2, 3, 3, 3, generator=torch.Generator().manual_seed(0)), padding=1)
+    norm = spectral_norm(layer, 40, tol=1e-5)
+    names = {step.quantity for step in norm.steps}
+    assert names == {"the norm", "the supremum over all frequencies"}
+    for step in norm.steps:
+        if step.quantity == "the norm":
+            assert step.lower <= norm.upper <= step.upper
+        else:
+            assert norm.upper < step.lower
+    assert "the supremum over all frequencies from" in " ".join(norm.explain().split())
 
 
 def test_gradients_and_training_are_left_alone():
@@ -199,6 +230,44 @@ def test_overflow_is_an_honest_infinity():
     assert norm.lower == sys.float_info.max
     assert norm.upper == math.inf
     assert not norm.tol_reached
+    assert norm.notes == ("the norm may be beyond the largest float, so that no finite float is certainly above it",)
+
+
+def test_the_smallest_weights_say_why_the_tolerance_is_missed():
+    norm = spectral_norm(torch.full((1, 1), 5e-324, dtype=torch.float64))
+    assert norm.lower <= 5e-324 <= norm.upper
+    assert not norm.tol_reached
+    assert norm.notes == ("the norm is so small that floats next to it differ by more than the tolerance",)
+
+
+@given(layers(), st.integers(-1080, 1024), st.sampled_from([1e-2, 1e-6, 1e-12]), st.sampled_from([1000, 2**31]))
+def test_a_tolerance_that_is_missed_has_a_note(case, exponent, tol, max_bytes):
+    layer, size = case
+    half = exponent // 2
+    kernel = (layer.kernel.double() * 2.0**half * 2.0 ** (exponent - half)).clamp(-1.79e308, 1.79e308)
+    fields = (layer.padding, layer.padding_mode, layer.dilation, layer.groups, layer.transposed, layer.output_padding)
+    for size_or_none in (size, None):
+        norm = spectral_norm(Convolution(kernel, layer.stride, *fields), size_or_none, tol=tol, max_bytes=max_bytes)
+        assert norm.tol_reached or norm.notes
+        assert 0 <= norm.lower <= norm.upper
+        assert norm.upper > 0 or not norm.lower
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e300, 1.79e308])
+@pytest.mark.parametrize("mode", ["zeros", "circular", "replicate"])
+def test_extreme_weights_have_bounds_that_are_numbers(scale, mode):
+    kernel = torch.tensor([[[1.0, -1.0, 1.0], [0.5, 1.0, 0.0]]], dtype=torch.float64) * scale
+    layer = Convolution(kernel.transpose(0, 1), padding=1, padding_mode=mode)
+    exponent = 1074 if scale < 1 else -1000
+    moderate = Convolution(layer.kernel * 2.0 ** (exponent // 2) * 2.0 ** (exponent // 2), padding=1, padding_mode=mode)
+    truth = torch.linalg.svdvals(moderate.to_dense(6))
+    norm, spectrum = spectral_norm(layer, 6), singular_values(layer, 6)
+    ends = (norm.lower * 2.0 ** (exponent // 2) * 2.0 ** (exponent // 2), norm.upper * 2.0 ** (exponent // 2))
+    assert ends[0] <= truth[0] * (1 + 20 * EPS)
+    assert truth[0] * (1 - 20 * EPS) <= ends[1] * 2.0 ** (exponent // 2)
+    values = spectrum.values * 2.0 ** (exponent // 2) * 2.0 ** (exponent // 2)
+    error = spectrum.error * 2.0 ** (exponent // 2) * 2.0 ** (exponent // 2)
+    assert spectrum.error == math.inf or (values - truth).abs().max() <= error + 50 * EPS * truth[0]
 
 
 class TestLimits:

@@ -157,6 +157,13 @@ def test_vectors_that_are_not_orthonormal_are_refused(monkeypatch):
         ((nn.Conv2d(1, 1, 3), 8, 0), ValueError, r"singular_values\(k=0\): expected at least 1"),
         ((nn.Conv2d(16, 16, 3, padding=1), 64), ValueError, "at most 4096 for all singular values and 8192 for the k"),
         ((nn.Conv2d(16, 16, 3, padding=1), 64, 3), ValueError, r"singular_values\(k=3\): .* got 65536 by 65536"),
+        (
+            (nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), 10_000),
+            ValueError,
+            r"singular_values: the layer may have at most 33554432 singular values, got 100000000",
+        ),
+        ((nn.Conv1d(1, 1, 3, stride=10**6), 10**8), ValueError, "67108864 entries where it is decomposed"),
+        ((nn.Conv1d(1, 1, 3, stride=10**5), 10**8, 3), ValueError, "got 1000 by 100000000"),
         ((nn.ReLU(), 8), TypeError, r"singular_values\(layer\): cannot bound ReLU"),
         ((torch.full((2, 2), torch.nan), None), ValueError, "expected finite values"),
     ],

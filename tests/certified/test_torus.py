@@ -1,4 +1,5 @@
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -115,6 +116,33 @@ def test_flat_symbols_that_are_not_orthogonal_use_the_smallest_eigenvalue():
     )
     assert 0 < search.flattest <= blocks[:, 0].min()
     assert blocks[:, -1].max().sqrt() <= search.upper
+
+
+def test_the_curvature_holds_for_correlations_as_wrong_as_rounding_allows():
+    """K_b = e_b fᵀ: each ‖C_a‖ = ‖f‖² = 1, so norms of the errors add up to more than the norm of their sum."""
+    kernel = torch.zeros(8, 64, 8, dtype=torch.float64)
+    kernel[range(8), :, range(8)] = 1 / 8
+    symbol = GramSymbol(kernel.reshape(8, 64, 2, 2, 2))
+    assert set(symbol.correlations.flatten().tolist()) == {0.0, 1.0}
+    terms = 64 * 8 + 2
+    symbol.correlations = symbol.correlations * (1 - terms * EPS / 2)  # exact, and within γ of the truth
+    exact = 26 * 4  # lags other than 0, each weighted by max_j(a_j/d_j)² = (1/½)²
+    assert Fraction(_curvature(symbol)) >= exact
+    assert _curvature(symbol) <= exact * (1 + 1e-10)
+
+
+@given(kernels())
+def test_the_curvature_is_that_of_exact_correlations(case):
+    kernel = case[0].sign() * (case[0] * 8).abs().ceil().clamp_max(64) / 64  # whose products are exact
+    symbol = GramSymbol(kernel)
+    total = Fraction(0)
+    for lag, matrix in zip(symbol.lags.tolist()[1:], symbol.correlations[1:], strict=True):
+        weight = max(Fraction(abs(a)) / Fraction(d) for a, d in zip(lag, symbol.degrees, strict=True))
+        entries = [[Fraction(entry) for entry in row] for row in matrix.abs().tolist()]
+        square = sum(entry**2 for row in entries for entry in row)
+        mixed = max(map(sum, entries)) * max(map(sum, zip(*entries, strict=True)))
+        total += 2 * weight**2 * Fraction(math.sqrt(min(square, mixed)) * (1 - EPS))
+    assert total <= Fraction(_curvature(symbol)) <= total * Fraction(1 + 1e-10) + Fraction(1e-10)
 
 
 def test_delta_and_averaging_kernels():

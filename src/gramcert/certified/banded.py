@@ -14,6 +14,7 @@ and over several axes the first factor is a Kronecker product of one such matrix
 for every stride, dilation, padding and padding mode.
 """
 
+import functools
 import itertools
 import math
 from typing import Any, Literal
@@ -28,17 +29,26 @@ from gramcert.rounding import absolute_sums, banded_cholesky_error, diagonal_err
 
 Side = Literal["input", "output"]
 
+# What an axis takes for each place and tap while its pattern is made.
+AXIS_BYTES = 208
+
 # Orders of panels below which a factorisation is mostly overhead.
 SMALLEST_PANEL = 192
 
 
-def smaller_gram(kernel: Tensor, axes: tuple[Axis, ...]) -> "BandedGram":
-    """TᵀT or TTᵀ, whichever is less work."""
+def smaller_grams(kernels: Tensor, axes: tuple[Axis, ...]) -> list["BandedGram"]:
+    """TᵀT or TTᵀ of each group, whichever is less work; what depends on the axes alone is shared."""
     sides: tuple[Side, Side] = ("input", "output")
-    return min((BandedGram(kernel, axes, side) for side in sides), key=lambda gram: gram.flops)
+    first = min((BandedGram(kernels[0], axes, side) for side in sides), key=lambda gram: gram.flops)
+    return [first, *(BandedGram(kernel, axes, first.side, first.axis_grams) for kernel in kernels[1:])]
 
 
-class _AxisGram:
+def band_bytes(axes: tuple[Axis, ...]) -> int:
+    """What is taken at most to find out about the axes, of both sides; half of it is kept."""
+    return sum(AXIS_BYTES * max(axis.size, axis.outputs) * axis.taps + 32 * axis.used for axis in axes)
+
+
+class AxisGram:
     """I_bᵀI_b' (or I_bI_b'ᵀ) of one axis for all pairs of taps, its places in an order with a small bandwidth."""
 
     def __init__(self, axis: Axis, side: Side) -> None:
@@ -55,11 +65,8 @@ class _AxisGram:
             matrix = csr_array(entries, shape=(axis.outputs, axis.size))
             incidence.append(matrix.T.tocsr() if side == "input" else matrix)
         self.size = axis.size if side == "input" else axis.outputs
-        products = {
-            (first, second): incidence[first] @ incidence[second].T
-            for first, second in itertools.product(range(axis.taps), repeat=2)
-        }
-        pattern: Any = sum(products.values()).tocsr()
+        whole: Any = sum(incidence[1:], incidence[0])  # of numbers that are not negative: nothing cancels
+        pattern = (whole @ whole.T).tocsr()
         pattern.sort_indices()
         natural = np.arange(self.size)
         folded = np.stack([natural, natural[::-1]], 1).ravel()[: self.size]  # 0, n-1, 1, n-2, ...: for circles
@@ -68,22 +75,32 @@ class _AxisGram:
         self.bandwidth, order = min(
             ((_bandwidth(pattern, order), order) for order in orders), key=lambda candidate: candidate[0]
         )
-        place = np.empty(self.size, dtype=np.int64)
-        place[order] = natural
+        self._place = np.empty(self.size, dtype=np.int64)
+        self._place[order] = natural
+        self._incidence = incidence
         self.taps = axis.taps
-        self.entries: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        for pair, matrix in products.items():
-            coordinates = matrix.tocoo()
-            rows, columns = place[coordinates.row], place[coordinates.col]
-            self.entries[pair] = (torch.from_numpy(rows), torch.from_numpy(columns), torch.from_numpy(coordinates.data))
 
-    def counts(self) -> Tensor:
-        """How often each pair of taps couples places x and x + offset: (pairs, places, bandwidth + 1)."""
-        counts = torch.zeros(self.taps**2, self.size, self.bandwidth + 1, dtype=torch.float64)
-        for (first, second), (rows, columns, values) in self.entries.items():
+    def entries(self, first: int, second: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The matrix of one pair of taps: rows, columns, values."""
+        coordinates = (self._incidence[first] @ self._incidence[second].T).tocoo()
+        rows, columns = self._place[coordinates.row], self._place[coordinates.col]
+        return torch.from_numpy(rows), torch.from_numpy(columns), torch.from_numpy(coordinates.data)
+
+    @functools.cached_property
+    def all_entries(self) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:
+        """The matrices of all pairs of taps."""
+        taps = range(self.taps)
+        return {(first, second): self.entries(first, second) for first in taps for second in taps}
+
+    @functools.cached_property
+    def counts(self) -> Any:
+        """How often each pair of taps couples places x and x + offset: an array (places, bandwidth + 1, pairs)."""
+        counts = torch.zeros(self.size, self.bandwidth + 1, self.taps**2, dtype=torch.int32)
+        for first, second in itertools.product(range(self.taps), repeat=2):
+            rows, columns, values = self.entries(first, second)
             upper = columns >= rows
-            counts[first * self.taps + second, rows[upper], (columns - rows)[upper]] = values[upper]
-        return counts
+            counts[rows[upper], (columns - rows)[upper], first * self.taps + second] = values[upper].int()
+        return counts.numpy()
 
 
 def _bandwidth(pattern: Any, order: Any) -> int:
@@ -98,16 +115,18 @@ def _bandwidth(pattern: Any, order: Any) -> int:
 class BandedGram:
     """TᵀT or TTᵀ of one group's kernel (out, in, *taps) in float64 at one input size."""
 
-    def __init__(self, kernel: Tensor, axes: tuple[Axis, ...], side: Side) -> None:
+    def __init__(
+        self, kernel: Tensor, axes: tuple[Axis, ...], side: Side, axis_grams: list[AxisGram] | None = None
+    ) -> None:
         self.channels = kernel.shape[1] if side == "input" else kernel.shape[0]
-        grams = [_AxisGram(axis, side) for axis in axes]
+        self.axis_grams = grams = axis_grams or [AxisGram(axis, side) for axis in axes]
         # The axis along which the window moves: the one that gives the least work.
         sizes = [gram.size for gram in grams]
         self._along = min(range(len(axes)), key=lambda axis: self._work(grams, sizes, axis))
         self._outer = grams[self._along]
         self._inner = [gram for axis, gram in enumerate(grams) if axis != self._along]
         self._kernel = kernel.movedim(2 + self._along, 2)
-        self._side: Side = side
+        self.side: Side = side
         self.block = self.channels * math.prod(gram.size for gram in self._inner)
         self.positions = self._outer.size
         self.bandwidth = self._outer.bandwidth
@@ -119,41 +138,38 @@ class BandedGram:
         blocks = (
             (self.panel + self.bandwidth) ** 2 + self.panel * (self.panel + 2 * self.bandwidth) + self.bandwidth + 4
         )
-        taps = self._kernel.shape[2]
-        self.bytes = 8 * (self.block**2 * blocks + taps**2 * self.positions * (self.bandwidth + 1))
+        counts = 4 * self._outer.taps**2 * self.positions * (self.bandwidth + 1)
+        entries = sum(24 * gram.size * gram.taps**2 for gram in self._inner)
+        self.bytes = 8 * self.block**2 * blocks + counts + entries
         self.storing_error = _storing_error(kernel, axes, side)
-        self._counts: Tensor | None = None
-        self._blocks: dict[tuple[tuple[int, int, float], ...], Tensor] = {}
+        self._blocks: dict[bytes, Tensor] = {}
 
     @property
     def description(self) -> str:
         """What is factorised."""
         return f"order {self.order} and half-bandwidth {self.half_bandwidth}"
 
-    def _work(self, grams: list[_AxisGram], sizes: list[int], axis: int) -> float:
+    def _work(self, grams: list[AxisGram], sizes: list[int], axis: int) -> float:
         block = self.channels * math.prod(sizes) / sizes[axis]
         band = min(grams[axis].bandwidth, sizes[axis] - 1) + 1
         return 2.0 * sizes[axis] * block**3 * band**2
 
     def _coupling(self, row: int, column: int) -> Tensor | None:
         """The block of the Gram matrix at two outer positions, row <= column; positions inside the layer share it."""
-        if self._counts is None:
-            self._counts = self._outer.counts()
-        counts = self._counts[:, row, column - row]
-        coupled = counts.nonzero()[:, 0].tolist()
-        if not coupled:
+        counts = self._outer.counts[row, column - row]
+        if not counts.any():
             return None
-        taps = self._kernel.shape[2]
-        pairs = tuple((*divmod(pair, taps), float(counts[pair])) for pair in coupled)
-        block = self._blocks.pop(pairs, None)
+        key = counts.tobytes()
+        block = self._blocks.pop(key, None)
         if block is None:
-            block = self._build(pairs)
+            taps = self._kernel.shape[2]
+            block = self._build([(*divmod(pair, taps), count) for pair, count in enumerate(counts.tolist()) if count])
             while len(self._blocks) > self.bandwidth + 1:  # those of the borders are needed once
                 self._blocks.pop(next(iter(self._blocks)))
-        self._blocks[pairs] = block  # the latest last
+        self._blocks[key] = block  # the latest last
         return block
 
-    def _build(self, pairs: tuple[tuple[int, int, float], ...]) -> Tensor:
+    def _build(self, pairs: list[tuple[int, int, int]]) -> Tensor:
         sizes = [gram.size for gram in self._inner]
         places = math.prod(sizes)
         block = torch.zeros(places, places, self.channels, self.channels, dtype=torch.float64)
@@ -161,13 +177,16 @@ class BandedGram:
         for first, second, count in pairs:
             for left, right in itertools.product(itertools.product(*taps), repeat=2):
                 rows, columns, counts = _kronecker(
-                    [gram.entries[pair] for gram, pair in zip(self._inner, zip(left, right, strict=True), strict=True)],
+                    [
+                        gram.all_entries[pair]
+                        for gram, pair in zip(self._inner, zip(left, right, strict=True), strict=True)
+                    ],
                     sizes,
                 )
                 if not len(rows):
                     continue
                 one, two = at_tap(self._kernel, (first, *left)), at_tap(self._kernel, (second, *right))
-                product = one.T @ two if self._side == "input" else one @ two.T
+                product = one.T @ two if self.side == "input" else one @ two.T
                 block[rows, columns] += (counts * count)[:, None, None] * product
         return block.transpose(1, 2).reshape(self.block, self.block)
 

@@ -1,6 +1,7 @@
 """``spectral_norm``: picks among the methods, and can say why."""
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -8,14 +9,16 @@ from torch import Tensor, nn
 
 from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, Sizes, axis_sizes, require_dense, require_values
 from gramcert.certified.every_size import supremum
+from gramcert.certified.gram_symbol import crude_norm
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.one_size import OneSize
-from gramcert.certified.work import Work
+from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.enclosure import Enclosure
-from gramcert.geometry.axis import layer_axes
+from gramcert.geometry.axis import Axis, layer_axes
 from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
 from gramcert.geometry.recognition import require_plain_tensor, require_steady
-from gramcert.rounding import checked_arithmetic, root_up, up
+from gramcert.geometry.reduction import every_size_square
+from gramcert.rounding import checked_arithmetic, largest_exponent, root_up, scaled_up, up
 
 # Part of the tolerance kept back for the last roundings.
 RESERVE = 2.0**-20
@@ -43,7 +46,8 @@ def spectral_norm(
             that bounds the norm at every size; with reflect and replicate padding, and some circular ones, only its
             upper end holds for every size and the enclosure cannot close.
         tol: relative width to reach.
-        max_bytes: most memory that one method may take.
+        max_bytes: most memory to take beside the weights themselves. Where it is not even enough for a copy of them
+            in float64, ``upper`` is a sum of absolute weights and ``lower`` is 0.
         max_seconds: when to stop; checked between batches, so it may be passed by one of them.
 
     Returns:
@@ -80,9 +84,15 @@ def enclose(
         axes = layer_axes(description, sizes, call)
     description = description.with_kernel(require_values(call, "layer", description.kernel))
     with checked_arithmetic(call):
+        work.held = 0
+        try:
+            work.require_bytes("weights in float64", LiftedLayer.bytes_for(description))
+        except OutOfBudgetError as error:
+            return _absolute_sums(description, axes, str(error))
         lifted = LiftedLayer.of(description, axes)
         if lifted.is_zero:
             return Enclosure(0.0, 0.0, "no output depends on the input")
+        work.held = lifted.bytes
         inner = max(tol * (1 - RESERVE), FINEST)
         if axes is None:
             lower, upper, method, notes = _every_size(lifted, inner, work)
@@ -90,18 +100,43 @@ def enclose(
             search = OneSize(lifted, inner, work)
             search.run()
             lower, upper, method, notes = search.lower, search.upper, search.method, search.reasons
+    if upper - lower <= tol * upper:
+        notes = []  # if the tolerance is missed now, then by scaling back
+    elif not notes:
+        notes = ["none of the methods came near enough"]
     lower, upper = lifted.bounds(lower, upper)
     steps = []
     for step in work.steps:
         low, high = lifted.bounds(step.lower, step.upper)
         steps.append(dataclasses.replace(step, lower=low, upper=high))
     result = Enclosure(lower, upper, method, steps=tuple(steps))
-    reached = result.relative_width <= tol
-    return dataclasses.replace(result, tol_reached=reached, notes=() if reached else tuple(dict.fromkeys(notes)))
+    if result.relative_width <= tol:
+        return result
+    notes = notes or [_about_scale(upper)]
+    return dataclasses.replace(result, tol_reached=False, notes=tuple(dict.fromkeys(notes)))
+
+
+def _about_scale(upper: float) -> str:
+    """Why an enclosure that was narrow enough is not, once the weights have their own scale again."""
+    if math.isinf(upper):
+        return "the norm may be beyond the largest float, so that no finite float is certainly above it"
+    return "the norm is so small that floats next to it differ by more than the tolerance"
+
+
+def _absolute_sums(layer: Convolution, axes: tuple[Axis, ...] | None, reason: str) -> Enclosure:
+    """The bound that takes no memory: sums of absolute weights, times the norm of the padding map."""
+    method, kernel = "sums of absolute weights", layer.kernel.detach()
+    square = every_size_square(layer) if axes is None else math.prod(axis.repetition for axis in axes)
+    exponent = largest_exponent(kernel)
+    groups = kernel.reshape(layer.groups, -1, *kernel.shape[1:])
+    size = max(crude_norm(group, -exponent) for group in groups) if bool(kernel.count_nonzero()) else 0.0
+    if not size:
+        return Enclosure(0.0, 0.0, "no output depends on the input")
+    return Enclosure(0.0, scaled_up(up(size * root_up(square)), exponent), method, tol_reached=False, notes=(reason,))
 
 
 def _every_size(lifted: LiftedLayer, tol: float, work: Work) -> tuple[float, float, str, list[str]]:
-    found = supremum(lifted.reduced(), tol, work)
+    found = supremum(lifted.reduced, tol, work)
     square = lifted.square
     notes = [found.missed] if found.missed else []
     if square == 1:

@@ -13,6 +13,9 @@ from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.geometry.axis import Axis
 from gramcert.rounding import largest_upper
 
+# What is enclosed here, and is not the norm at one size.
+SUPREMUM = "the supremum over all frequencies"
+
 SEARCH = "adaptive search of all frequencies"
 # Products for a lower bound where symbols would take too much memory.
 LOWER_STEPS = 30
@@ -28,7 +31,7 @@ class Supremum:
     upper: float
     method: str
     missed: str
-    best: tuple[int, GramSymbol, Maximum] | None
+    best: tuple[int, Maximum] | None
 
 
 def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:
@@ -43,26 +46,28 @@ def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:
             upper = max(upper, crude[group])
             continue
         try:
-            work.require_bytes(method, GramSymbol.bytes_for(kernel))
-            symbol = GramSymbol(kernel)
+            symbol = GramSymbol.within(method, kernel, work)
         except OutOfBudgetError as error:
-            lower, upper, missed = max(lower, lower_norm(kernel)), max(upper, crude[group]), str(error)
+            lower, upper, missed = max(lower, lower_norm(kernel, work)), max(upper, crude[group]), str(error)
             continue
         found = torus_maximum(symbol, tol, work, lower)
         evaluations += found.evaluations
         if best is None or found.lower > lower:
-            best = group, symbol, found
+            best = group, found
         lower, upper, missed = max(lower, found.lower), max(upper, found.upper), missed or found.missed
-    work.record(method, lower, upper, missed or f"{evaluations} symbols")
+    work.record(method, lower, upper, missed or f"{evaluations} symbols", quantity=SUPREMUM)
     return Supremum(lower, upper, method, missed, best)
 
 
-def lower_norm(kernel: Tensor) -> float:
+def lower_norm(kernel: Tensor, work: Work) -> float:
     """A lower bound of sup σ(E) without symbols.
 
     The mean of ‖E(ω)x‖² over all frequencies is Σ_b ‖K_b x‖² = ‖Kx‖² for the taps stacked as rows of one matrix K, so
-    its largest singular value is a lower bound; of a matrix it is the norm itself.
+    its largest singular value is a lower bound; of a matrix it is the norm itself. 0 if K does not fit into the memory.
     """
+    rows, columns = kernel.numel() // kernel.shape[1], kernel.shape[1]
+    if 8 * (kernel.numel() + 8 * rows + (LOWER_STEPS + 8) * columns) > work.available:
+        return 0.0
     stacked = kernel.flatten(2).permute(2, 0, 1).reshape(-1, kernel.shape[1])
     layer = TapwiseLayer(stacked[None, :, :, None], (Axis(1, 1, 0, 1, 1, 1, "zeros"),))
     start = torch.ones(kernel.shape[1], dtype=torch.float64)

@@ -5,9 +5,10 @@ With the matrices K_b of the taps, p by q with p <= q (transposed if need be: th
     G(ω) = Σ_a C_a e^(-ia·ω),   C_a = Σ_b K_(b+a) K_bᵀ,   C_(-a) = C_aᵀ,
 
 so the lags a of one half space suffice: Re G = C_0 + Σ cos(a·ω)(C_a + C_aᵀ), Im G = -Σ sin(a·ω)(C_a - C_aᵀ). A batch
-of frequencies is then one real matrix product, several times cheaper than products of symbols.
+of frequencies is then two real matrix products, several times cheaper than products of symbols.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gramcert.certified.frequencies import Frequencies, all_combinations
+from gramcert.certified.work import Work
 from gramcert.rounding import (
     TWIDDLE_ERROR,
     absolute_sums,
@@ -31,7 +33,7 @@ from gramcert.rounding import (
     up,
 )
 
-# Bytes of matrices worked on at a time: they are read several times while in the cache.
+# Bytes of matrices, or of sines and cosines, worked on at a time: they are read several times while in the cache.
 BATCH_BYTES = 2**23
 
 # Large matrices: so many frequencies at least, within so many bytes, share one pass over the coefficients.
@@ -40,91 +42,122 @@ SHARED, LARGE_BATCH_BYTES = 16, 2**27
 
 @dataclass(frozen=True)
 class Table:
-    """Coefficients of the cosines and sines in one precision, and the norm of all that rounding does to G."""
+    """Coefficients of the cosines and of the sines in one precision, and the norm of all that rounding does to G."""
 
-    rows: Tensor
+    even: Tensor
+    odd: Tensor
     error: float
 
 
 class GramSymbol:
     """G(ω) of one kernel (out, in, *taps) in float64. Axes with one tap are left out: G is constant along them."""
 
-    def __init__(self, kernel: Tensor) -> None:
+    def __init__(self, kernel: Tensor, batch: int | None = None) -> None:
         self.axes = [axis for axis, size in enumerate(kernel.shape[2:]) if size > 1]
         self._transposed = kernel.shape[0] > kernel.shape[1]
         kernel = kernel.transpose(0, 1) if self._transposed else kernel
-        sizes = [kernel.shape[2 + axis] for axis in self.axes]
-        self.kernel = kernel.reshape(*kernel.shape[:2], *sizes)
-        self._flat = self.kernel.reshape(*kernel.shape[:2], -1)  # (p, q, taps)
+        self.sizes = [kernel.shape[2 + axis] for axis in self.axes]
+        self.kernel = kernel.reshape(*kernel.shape[:2], *self.sizes)
+        self.taps = self.kernel.reshape(*kernel.shape[:2], -1)  # the same with all taps on one axis
         self.order = kernel.shape[0]
-        self.degrees = [(size - 1) / 2 for size in sizes]
-        self._amounts = self._flat.abs().sum(-1)
+        self.degrees = [(size - 1) / 2 for size in self.sizes]
         # A bound of every λ_max(G), and of Σ_a of the absolute sums that C_a is made of.
-        self.crude = up(crude_norm(kernel) ** 2)
-        self.places = all_combinations([torch.arange(size) for size in sizes])
-        lags = all_combinations([torch.arange(1 - size, size) for size in sizes])
-        self.lags = lags[len(lags) // 2 :]  # in lexicographic order 0 is in the middle
-        self.correlations = self._correlate()
+        crude = crude_norm(kernel)
+        self.crude = up(crude * crude)
+        # Lags of one half space: those of all of these combinations that do not come before 0, which is in the middle
+        # of those with the first entry 0.
+        self._lag_ranges = [torch.arange(1 - size if axis else 0, size) for axis, size in enumerate(self.sizes)]
+        self._skipped = math.prod(2 * size - 1 for size in self.sizes[1:]) // 2
+        self._lag_count = math.prod(2 * size - 1 for size in self.sizes) // 2 + 1
+        self._batch = batch or _usual_batch(self.order, self._lag_count)
         self._tables: dict[torch.dtype, Table] = {}
 
-    @staticmethod
-    def bytes_for(kernel: Tensor) -> int:
-        """Memory that the tables and a batch take for a kernel."""
-        order, sizes = min(kernel.shape[:2]), kernel.shape[2:]
-        lags = math.prod(2 * size - 1 for size in sizes)
-        if lags == 1:  # real, one matrix: stored twice in both precisions, shifted and factorised
-            return order**2 * 48
-        return order**2 * 16 * (2 * lags + 8) + 3 * max(BATCH_BYTES, min(LARGE_BATCH_BYTES, 16 * SHARED * order**2))
+    @classmethod
+    def within(cls, name: str, kernel: Tensor, work: Work) -> "GramSymbol":
+        """The symbol of a kernel, whose batches are small enough for the memory; stops where no tables fit into it."""
+        order = min(kernel.shape[:2])
+        lags = math.prod(2 * size - 1 for size in kernel.shape[2:]) // 2 + 1
+        # The kernel transposed, and two parts of it that are multiplied.
+        fixed = 24 * kernel.numel() + 24 * lags * (kernel.dim() - 2)
+        if lags == 1:  # real, one matrix: stored in both precisions, shifted and factorised
+            work.require_bytes(name, fixed + 48 * order**2)
+            return cls(kernel, 1)
+        # Correlations, even and odd coefficients, and those in float32 or what they are made from.
+        fixed += 8 * order**2 * (4 * lags + 8)
+        # In float32 twice as many: sines and cosines in both precisions; real and imaginary parts, the matrices made of
+        # them, their factors.
+        each = 64 * lags + 80 * order**2
+        work.require_bytes(name, fixed + each)
+        return cls(kernel, min(_usual_batch(order, lags), (work.available - fixed) // each))
 
-    def _correlate(self) -> Tensor:
-        sizes = self.kernel.shape[2:]
+    @functools.cached_property
+    def lags(self) -> Tensor:
+        """a, a row each, from 0 on."""
+        return all_combinations(self._lag_ranges)[self._skipped :]
+
+    @functools.cached_property
+    def correlations(self) -> Tensor:
+        """C_a for each lag."""
         result = self.kernel.new_empty(len(self.lags), self.order, self.order)
         for index, lag in enumerate(self.lags.tolist()):
-            later = tuple(slice(max(0, a), size + min(0, a)) for a, size in zip(lag, sizes, strict=True))
-            earlier = tuple(slice(max(0, -a), size - max(0, a)) for a, size in zip(lag, sizes, strict=True))
+            later = tuple(slice(max(0, a), size + min(0, a)) for a, size in zip(lag, self.sizes, strict=True))
+            earlier = tuple(slice(max(0, -a), size - max(0, a)) for a, size in zip(lag, self.sizes, strict=True))
             left = self.kernel[(slice(None), slice(None), *later)].flatten(1)
             right = self.kernel[(slice(None), slice(None), *earlier)].flatten(1)
             torch.mm(left, right.T, out=result[index])
         return result
 
     @property
+    def correlation_terms(self) -> int:
+        """At least the number of roundings of one entry of C_a."""
+        return self.kernel[0].numel() + 2
+
+    @property
     def is_complex(self) -> bool:
         """Whether G depends on ω; a constant G is real."""
         return bool(self.axes)
 
+    @functools.cached_property
+    def _coefficients(self) -> tuple[Tensor, Tensor]:
+        """Those of the cosines and, but for lag 0, of the sines: a row each."""
+        others = self.correlations[1:]
+        even = self.correlations + self.correlations.mT
+        even[0] = self.correlations[0]
+        return even.flatten(1), (others.mT - others).flatten(1)
+
     def table(self, dtype: torch.dtype) -> Table:
-        """The coefficients in one precision."""
+        """The coefficients in one precision.
+
+        The error is bounded entry by entry, and the norm of those bounds by their row sums. C_a is off by at most
+        γ·Σ_b |K_(b+a)||K_b|ᵀ, over all lags γ·SSᵀ with S = Σ_b |K_b|, whose norm is at most ``crude``.
+        """
         if dtype not in self._tables:
-            constant, others = self.correlations[:1], self.correlations[1:]
-            even, odd = others + others.mT, others.mT - others
-            rows = constant
-            if self.is_complex:
-                cosines, zeros = torch.cat([constant, even]), torch.zeros_like(odd)
-                rows = torch.cat([torch.stack([cosines, torch.zeros_like(cosines)], -1), torch.stack([zeros, odd], -1)])
-            rows = rows.reshape(len(rows), -1).to(dtype)
-            amounts = constant[0].abs() + even.abs().sum(0) + odd.abs().sum(0)
-            size = up(total_up(amounts) * (1 + 4 * gamma(len(rows) + 2)))
-            # Storing the coefficient, storing and computing the twiddle, and the sum over the rows.
-            relative = up(gamma(len(rows) + 4, dtype) + TWIDDLE_ERROR)
-            correlation_terms = self.kernel[0].numel() + 2
-            error = up(up(relative * size) + up(gamma(correlation_terms) * self.crude))
-            lost = underflow(self.order * (len(rows) + 4), dtype) + underflow(self.order * correlation_terms)
-            self._tables[dtype] = Table(rows, up(error + lost))
+            even, odd = self._coefficients
+            count, terms = len(even), self.correlation_terms
+            amounts = sum((row.abs() for row in (*even, *odd)), torch.zeros_like(even[0]))
+            size = up(total_up(amounts.reshape(self.order, -1)) * (1 + 4 * gamma(2 * count + 2)))
+            # Adding C_a and C_aᵀ, storing the coefficient, storing and computing the twiddle, and the sum over lags.
+            relative = up(gamma(count + 4, dtype) + TWIDDLE_ERROR)
+            error = up(up(relative * size) + up(gamma(terms) * self.crude))
+            # Real and imaginary part of an entry: what is stored, multiplied and summed for each lag.
+            lost = up(underflow(8 * self.order * (count + 4), dtype) + underflow(4 * self.order * count * terms))
+            self._tables[dtype] = Table(even.to(dtype), odd.to(dtype), up(error + lost))
         return self._tables[dtype]
 
     def evaluate(self, frequencies: Frequencies, dtype: torch.dtype) -> Tensor:
         """G at each frequency, within ``table(dtype).error`` in norm."""
-        rows = self.table(dtype).rows
+        table = self.table(dtype)
+        shape = (len(frequencies), self.order, self.order)
         if not self.is_complex:
-            return rows.reshape(1, self.order, self.order).repeat(len(frequencies), 1, 1)
-        angles = frequencies.angles(self.lags)
-        values = torch.cat([angles.cos(), angles[:, 1:].sin()], 1).to(dtype) @ rows
-        return torch.view_as_complex(values.reshape(-1, self.order, self.order, 2))
+            return table.even.reshape(1, *shape[1:]).repeat(len(frequencies), 1, 1)
+        cosines, sines = frequencies.waves(self._lag_ranges)
+        real = cosines[:, self._skipped :].to(dtype) @ table.even
+        imaginary = sines[:, self._skipped + 1 :].to(dtype) @ table.odd
+        return torch.complex(real, imaginary).reshape(shape)
 
     def batch(self, dtype: torch.dtype) -> int:
         """How many frequencies to work on at a time."""
-        each = self.order**2 * torch.finfo(dtype).bits // 4
-        return max(1, BATCH_BYTES // each, min(SHARED, LARGE_BATCH_BYTES // each))
+        return self._batch * (2 if dtype == torch.float32 else 1)
 
     def all_below(self, frequencies: Frequencies, level: float, dtype: torch.dtype, sign: int = 1) -> Tensor:
         """For each frequency whether λ_max(sign·G) <= level was proved, for the G of real numbers.
@@ -139,8 +172,10 @@ class GramSymbol:
         real = diagonal.real if self.is_complex else diagonal
         size = float(real.abs().max()) + abs(level)
         stored = up(self.table(dtype).error + diagonal_error(size, dtype))
-        trace = float(real.double().sum(-1).max()) + self.order * level
-        trace = up(up(max(0.0, trace) * (1 + 2 * gamma(self.order))) + self.order * diagonal_error(size, dtype))
+        trace = up(float(real.double().sum(-1).max()) + self.order * level)
+        # Its terms may cancel: the sum is off by γ times their sizes.
+        doubt = up(up(gamma(self.order + 2) * size) + diagonal_error(size, dtype))
+        trace = up(max(0.0, trace) + up(2 * self.order * doubt))
         error = up(stored + cholesky_error(self.order, trace, dtype, is_complex=self.is_complex))
         diagonal.add_(level - error)
         passed: Tensor = torch.linalg.cholesky_ex(matrices)[1] == 0
@@ -154,9 +189,10 @@ class GramSymbol:
     def norm_below(self, frequency: Frequencies, vector: Tensor) -> float:
         """A lower bound of σ(E) at one frequency: ‖E*v‖/‖v‖ for a vector of p entries, rounding included."""
         image = self._adjoint(frequency, vector)
-        amount = up(norm_up(self._amounts.T @ vector.abs().double()) * (1 + 4 * gamma(self.kernel[0].numel() + 4)))
+        amounts = self.taps.abs().sum(-1)
+        amount = up(norm_up(amounts.T @ vector.abs().double()) * (1 + 4 * gamma(self.kernel[0].numel() + 4)))
         # Each part of the image is a sum over p and the taps; the moduli of the two parts add at most a factor √2.
-        relative = up(2 * complex_gamma(self.order + len(self.places) + 8) + 2 * TWIDDLE_ERROR)
+        relative = up(2 * complex_gamma(self.order + math.prod(self.sizes) + 8) + 2 * TWIDDLE_ERROR)
         lost = underflow(8 * self.kernel.numel())
         norm = down(norm_down(image) - up(up(relative * amount) + lost))
         size = norm_up(vector)
@@ -168,14 +204,22 @@ class GramSymbol:
 
     def _adjoint(self, frequency: Frequencies, vector: Tensor) -> Tensor:
         """E*v in complex128."""
-        angles = frequency.angles(self.places)[0]
-        twiddles = torch.complex(angles.cos(), angles.sin())
+        cosines, sines = frequency.waves([torch.arange(size) for size in self.sizes])
         parts = torch.view_as_real(vector.to(torch.complex128)).contiguous()
-        products = torch.view_as_complex((self._flat.permute(1, 2, 0) @ parts).contiguous())
-        return products @ twiddles
+        products = torch.view_as_complex((self.taps.permute(1, 2, 0) @ parts).contiguous())
+        return products @ torch.complex(cosines[0], sines[0])
 
 
-def crude_norm(kernel: Tensor) -> float:
-    """√(‖S‖₁‖S‖_∞) with S = Σ_b |K_b|: above every σ(E), and above the layer at every size without repeated pixels."""
-    rows, columns = absolute_sums(kernel)
+def _usual_batch(order: int, lags: int) -> int:
+    """Frequencies worked on at a time in float64 if memory is plenty."""
+    each = 16 * order**2
+    return max(1, BATCH_BYTES // max(each, 16 * lags), min(SHARED, LARGE_BATCH_BYTES // each))
+
+
+def crude_norm(kernel: Tensor, exponent: int = 0) -> float:
+    """√(‖S‖₁‖S‖_∞) with S = Σ_b |K_b|: above every σ(E), and above the layer at every size without repeated pixels.
+
+    Of the weights times 2^exponent, in little memory.
+    """
+    rows, columns = absolute_sums(kernel, exponent)
     return root_up(up(rows * columns))

@@ -38,7 +38,7 @@ def top_vector(
             that it is no mere plateau: near an eigenvalue the error is its square over the gap to the next.
     """
     steps = min(steps, start.numel())
-    basis = start.new_zeros(steps, start.numel())
+    basis = start.new_empty(steps, start.numel())
     diagonal: list[float] = []
     off: list[float] = []
     vector = start / start.norm()

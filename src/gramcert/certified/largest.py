@@ -89,9 +89,8 @@ def _ceiling(matrix: Tensor, vectors: Tensor, values: Tensor, doubt: float) -> f
     largest, last = float(values[0]), float(values[-1])
     lifted = vectors @ vectors.T * largest
     # The product with its factor: γ·θ₁‖|V||V|ᵀ‖, and adding the three terms.
-    adding = up(gamma(count + 3) * up(largest * up(1.3 * count))) + up(
-        4 * gamma(3) * up(total_up(matrix.abs()) + largest)
-    )
+    lifting = up(gamma(count + 3) * up(largest * up(1.3 * count)))
+    adding = up(lifting + up(4 * gamma(3) * up(total_up(matrix.abs()) + largest)))
     lifted -= matrix
     excess = doubt + cholesky_error(order, order * (last + largest), torch.float64, is_complex=False)
     while last + excess < 2 * largest:
@@ -99,9 +98,11 @@ def _ceiling(matrix: Tensor, vectors: Tensor, values: Tensor, doubt: float) -> f
         trial = lifted.clone()
         diagonal = trial.diagonal()
         size = float(diagonal.abs().max()) + level
-        trace = up(max(0.0, float(diagonal.sum()) + order * level) + order * diagonal_error(2 * size, torch.float64))
+        # Terms of the trace may cancel: the sum is off by γ times their sizes.
+        doubt = up(up(gamma(order + 2) * size) + diagonal_error(2 * size, torch.float64))
+        trace = up(max(0.0, up(float(diagonal.sum()) + order * level)) + up(2 * order * doubt))
         error = up(cholesky_error(order, trace, torch.float64, is_complex=False) + adding)
-        error = up(error + diagonal_error(size, torch.float64)) + underflow(order * order)
+        error = up(up(error + diagonal_error(size, torch.float64)) + underflow(order * order))
         diagonal.add_(down(level) - error)
         if not int(torch.linalg.cholesky_ex(trial)[1]):
             return level

@@ -1,5 +1,6 @@
 """The weights of a layer as exact float64 numbers of moderate size, without taps that make no difference."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -44,7 +45,9 @@ class LiftedLayer:
         if axes is not None and kernels.numel():
             axes = _without(axes, trimmed)
             for dim, axis in enumerate(axes, 3):
-                kernels = kernels * axis.reads().reshape(-1, *(1,) * (kernels.dim() - 1 - dim))
+                read = axis.reads()
+                if not bool(read.all()):
+                    kernels = kernels * read.reshape(-1, *(1,) * (kernels.dim() - 1 - dim))
             kernels, unread = _trim(kernels)
             axes = _without(axes, unread)
         if not kernels.numel():
@@ -54,11 +57,33 @@ class LiftedLayer:
         copies = square if axes is None else math.prod(axis.repetition for axis in axes)
         return cls(layer, axes, scaled, square, exponent, up(up(lost * scaled.numel()) * copies) if lost else 0.0)
 
+    @staticmethod
+    def bytes_for(layer: Convolution) -> int:
+        """What it takes to trim and scale the weights, and to reduce them.
+
+        At one time a copy of the weights, one without the taps that are not read, the scaled ones and those scaled
+        back; at another the scaled ones and two stages of the reduced ones, whose taps are filled up to a multiple of
+        the phases.
+        """
+        phases = [
+            min(taps, stride // math.gcd(stride, dilation))
+            for taps, stride, dilation in zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
+        ]
+        filled = math.prod(-(-taps // count) * count for taps, count in zip(layer.kernel_size, phases, strict=True))
+        reduced = 2 * filled // math.prod(layer.kernel_size) + 1 if max(phases) > 1 else 0
+        return 8 * layer.kernel.numel() * max(4, 1 + reduced)
+
+    @property
+    def bytes(self) -> int:
+        """What is kept of them."""
+        return sum({weights.data_ptr(): weights.nbytes for weights in (self.kernels, self.reduced)}.values())
+
     @property
     def is_zero(self) -> bool:
         """Whether no weight is left."""
         return not self.kernels.numel()
 
+    @functools.cached_property
     def reduced(self) -> Tensor:
         """Stride-1 kernels, (groups, out, in·phases, *taps)."""
         return reduced_kernels(self.kernels, self.layer.stride, self.layer.dilation)
@@ -74,7 +99,7 @@ def _trim(kernels: Tensor) -> tuple[Tensor, Pairs]:
     """Drop taps at the borders that are zero everywhere; say how many at the beginning and the end of each axis."""
     trimmed = []
     for dim in range(3, kernels.dim()):
-        used = kernels.ne(0).movedim(dim, 0).flatten(1).any(1).nonzero()[:, 0].tolist()
+        used = [index for index in range(kernels.shape[dim]) if bool(kernels.select(dim, index).count_nonzero())]
         first, last = (used[0], used[-1]) if used else (0, -1)
         trimmed.append((first, kernels.shape[dim] - 1 - last))
         kernels = kernels.narrow(dim, first, last - first + 1)

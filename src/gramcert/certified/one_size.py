@@ -8,23 +8,23 @@ vector.
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from gramcert.certified.banded import BandedGram, smaller_gram
+from gramcert.certified.banded import BandedGram, band_bytes, smaller_grams
 from gramcert.certified.dense import DenseGram
 from gramcert.certified.every_size import supremum
-from gramcert.certified.frequencies import Frequencies
+from gramcert.certified.frequencies import Frequencies, all_combinations
 from gramcert.certified.gram_symbol import GramSymbol, crude_norm
 from gramcert.certified.lanczos import top_vector
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import TapwiseLayer, plane_waves
-from gramcert.certified.torus import Maximum, grid_maximum, torus_maximum
+from gramcert.certified.torus import ROUNDING, Maximum, grid_maximum, torus_maximum
 from gramcert.certified.work import OutOfBudgetError, Work
+from gramcert.geometry.axis import Axis
 from gramcert.geometry.reduction import one_size_bound
 from gramcert.geometry.symbol import FrequencyGrid
 from gramcert.rounding import down, largest_upper, root_up, up
@@ -70,7 +70,7 @@ class OneSize:
     def __init__(self, lifted: LiftedLayer, tol: float, work: Work) -> None:
         assert lifted.axes is not None
         self.tol, self.work = tol, work
-        self.kernels, self.axes, self.reduced = lifted.kernels, lifted.axes, lifted.reduced()
+        self.kernels, self.axes, self.reduced = lifted.kernels, lifted.axes, lifted.reduced
         self.bound = one_size_bound(self.axes)
         self.repetition = root_up(math.prod(axis.repetition for axis in self.axes))
         self._crude = [up(crude_norm(kernel) * self.repetition) for kernel in self.kernels]
@@ -97,7 +97,7 @@ class OneSize:
         """Try the methods in the order of their cost."""
         if all(axis.is_whole_circulant for axis in self.axes):
             methods = [(CIRCULANT, self._circulant)]
-        elif self._is_small() and self._is_quick():
+        elif self._is_small and self._is_quick():
             methods = [(LANCZOS, self._lanczos), (DENSE, self._proof)]
         else:
             methods = [
@@ -112,16 +112,28 @@ class OneSize:
             if self.finished:
                 return
 
+    @property
+    def _sides(self) -> tuple[int, int]:
+        """Rows and columns of the matrix of one group."""
+        outputs, inputs = self.kernels.shape[1:3]
+        return (
+            outputs * math.prod(axis.outputs for axis in self.axes),
+            inputs * math.prod(axis.size for axis in self.axes),
+        )
+
+    @functools.cached_property
     def _is_small(self) -> bool:
-        """Whether the matrix itself is quickly factorised."""
-        inputs = self.kernels.shape[2] * math.prod(axis.size for axis in self.axes)
-        outputs = self.kernels.shape[1] * math.prod(axis.outputs for axis in self.axes)
-        return min(inputs, outputs) <= SMALL_ORDER and inputs * outputs <= SMALL_ENTRIES
+        """Whether the matrix itself is quickly factorised, within the memory."""
+        order, entries = min(self._sides), math.prod(self._sides)
+        if order > SMALL_ORDER or entries > SMALL_ENTRIES:
+            return False
+        # The matrix of one group three times while it is made, or a shifted copy of its Gram matrix and its factor
+        # beside the Gram matrices of all groups.
+        return 8 * (3 * entries + (len(self.kernels) + 3) * order**2) <= self.work.available
 
     def _is_quick(self) -> bool:
         """Whether Lanczos iteration on all groups together is; else frequencies find the group that matters."""
-        places = math.prod(axis.size for axis in self.axes)
-        return len(self.kernels) * self.kernels.shape[2] * places <= QUICK
+        return len(self.kernels) * self._sides[1] <= QUICK
 
     def _attempt(self, name: str, method: Callable[[], str]) -> None:
         try:
@@ -181,41 +193,74 @@ class OneSize:
             self._use_wave(*found.best)
         return found.missed
 
-    def _use_wave(self, group: int, symbol: GramSymbol, best: Maximum) -> None:
-        """A plane wave at the maximiser; of large inputs with zero padding only on a part.
+    def _use_wave(self, group: int, best: Maximum) -> None:
+        """A plane wave at the maximiser; of large inputs only on a part.
 
-        Inputs that are zero outside of their first places, and the first outputs, are a smaller layer of the same kind,
-        so its norm is a lower bound of the whole one.
+        Outputs that read no padding, and of those the first ones, which read the first places only, are a smaller layer
+        with zero padding, so its norm is a lower bound of the whole one.
         """
-        axes = self.axes
-        while math.prod(axis.size for axis in axes) * self.kernels.shape[2] > WAVE_NUMBERS and axes[0].mode == "zeros":
+        kernels, axes = self.kernels[group : group + 1], self.axes
+        if self._is_long(axes):
+            axes = tuple(axis.inside() for axis in axes)
+        while self._is_long(axes):
             longest = max(axes, key=lambda axis: axis.size)
+            if longest.size == 1:
+                self.work.require_bytes("a plane wave", self._wave_bytes(axes))
             axes = tuple(axis.first_places(axis.size // 2) if axis is longest else axis for axis in axes)
-        numbers = math.prod(axis.used for axis in axes) * sum(self.kernels.shape[1:3])
-        self.work.require_bytes("a plane wave", 64 * numbers)
+        symbol = GramSymbol(self.reduced[group])
         waves = plane_waves(symbol, best.frequency, best.vector, axes, self.kernels.shape[2])
         wave = max(waves, key=lambda wave: float(wave.norm()))
-        self.lower = max(self.lower, TapwiseLayer(self.kernels[group : group + 1], axes).norm_below(wave[None]))
+        self.lower = max(self.lower, TapwiseLayer(kernels, axes).norm_below(wave[None]))
         if axes is self.axes and bool(wave.any()):
             self._vector = self.work.witness = torch.zeros(self._layer.input_shape, dtype=torch.float64)
             self._vector[group] = wave
 
+    def _is_long(self, axes: tuple[Axis, ...]) -> bool:
+        """Whether a plane wave would take too much memory, or does not need to be as long."""
+        numbers = self.kernels.shape[2] * math.prod(axis.size for axis in axes)
+        return self._wave_bytes(axes) > self.work.available or (axes[0].mode == "zeros" and numbers > WAVE_NUMBERS)
+
+    def _wave_bytes(self, axes: tuple[Axis, ...]) -> int:
+        numbers = self.kernels.shape[2] * math.prod(axis.size for axis in axes)
+        # Complex numbers before and after the last axis, the real and the imaginary part, and the whole input.
+        each = 48 + (8 * len(self.kernels) if axes is self.axes else 0)
+        weights = 32 * self.reduced[0].numel()
+        places = 64 * sum(axis.size for axis in axes)
+        return each * numbers + weights + places + TapwiseLayer.bytes_for(self.kernels[:1], axes)
+
     def _lanczos(self) -> str:
         """Raise the lower bound until it stands still."""
-        inputs = self.kernels.shape[0] * self.kernels.shape[2] * math.prod(axis.size for axis in self.axes)
-        padded = self.kernels.shape[0] * sum(self.kernels.shape[1:3]) * math.prod(axis.used for axis in self.axes)
-        self.work.require_bytes(LANCZOS, 8 * (4 * padded + LANCZOS_FEWEST * inputs))
-        steps = min(LANCZOS_STEPS, (self.work.max_bytes // 8 - 4 * padded) // inputs)
+        outputs, inputs = (len(self.kernels) * side for side in self._sides)
+        # Beside the basis, on the smaller side: the best input so far, the start and its noise; images and projections.
+        vector = 8 * min(inputs, outputs)
+        fixed = TapwiseLayer.bytes_for(self.kernels, self.axes) + 8 * 4 * inputs + 4 * vector
+        self.work.require_bytes(LANCZOS, fixed + LANCZOS_FEWEST * vector)
+        steps = min(LANCZOS_STEPS, (self.work.available - fixed) // vector)
         for _ in range(LANCZOS_ROUNDS):
             before = self.lower
-            self._use(top_vector(self._gram, self._start(), steps, self._settled)[1].reshape(self._layer.input_shape))
+            if inputs <= outputs:
+                found = top_vector(self._input_gram, self._start(), steps, self._settled)[1]
+            else:
+                start = self._apply(self._start())
+                found = self._adjoint(top_vector(self._output_gram, start, steps, self._settled)[1])
+            self._use(found.reshape(self._layer.input_shape))
             if self.lower <= before * (1 + self._settled):
                 break
         return ""
 
-    def _gram(self, vector: Tensor) -> Tensor:
+    def _input_gram(self, vector: Tensor) -> Tensor:
         self.work.tick(LANCZOS, 0.0)
-        return self._layer.adjoint(self._layer.apply(vector.reshape(self._layer.input_shape))).flatten()
+        return self._adjoint(self._apply(vector))
+
+    def _output_gram(self, vector: Tensor) -> Tensor:
+        self.work.tick(LANCZOS, 0.0)
+        return self._apply(self._adjoint(vector))
+
+    def _apply(self, vector: Tensor) -> Tensor:
+        return self._layer.apply(vector.reshape(self._layer.input_shape)).flatten()
+
+    def _adjoint(self, vector: Tensor) -> Tensor:
+        return self._layer.adjoint(vector.reshape(self._layer.output_shape)).flatten()
 
     def _start(self) -> Tensor:
         """The best vector so far with a little of everything, so that no direction is out of reach."""
@@ -270,7 +315,7 @@ class OneSize:
                 break
             tries += 1
             if all(gram.proves_below(level, self.work) for gram in grams):
-                self._tighten(max(bound, left_out), DENSE if self._is_small() else BANDED)
+                self._tighten(max(bound, left_out), DENSE if self._is_small else BANDED)
                 break
             before = self.lower
             self._settled = max(1e-3 * self._settled, 1e-16)  # two values may lie close together
@@ -278,31 +323,28 @@ class OneSize:
             if self.lower <= before * (1 + self.tol / 10):
                 ask, hopeless = self.tol, ask == self.tol
         if not self.finished:
-            self.reasons.append("rounding in float64 leaves no room for this tolerance")
+            self.reasons.append(ROUNDING)
         several = f", {len(grams)} groups" if len(grams) > 1 else ""
         return f"{tries} of {grams[0].description}{several}"
 
     def _grams(self, groups: list[int]) -> list[DenseGram] | list[BandedGram]:
         self.work.require_seconds(BANDED, 0.0)
-        if self._is_small():
+        if self._is_small:
             return [DenseGram(self.kernels[group], self.axes) for group in groups]
         most = max(axis.taps for axis in self.axes)
         if most > MOST_TAPS:
             raise OutOfBudgetError(f"{BANDED}: made for up to {MOST_TAPS} taps on an axis, got {most}")
-        self.work.require_bytes(BANDED, 64 * max(axis.used * axis.taps**2 for axis in self.axes))
-        grams: list[BandedGram] = []
-        for group in groups:
-            grams.append(smaller_gram(self.kernels[group], self.axes))
-            self.work.require_bytes(BANDED, grams[-1].bytes)
-            self.work.require_seconds(BANDED, sum(gram.flops for gram in grams) / FLOPS_PER_SECOND)
+        self.work.require_bytes(BANDED, band_bytes(self.axes))
+        grams = smaller_grams(self.kernels[groups], self.axes)
+        self.work.require_bytes(BANDED, band_bytes(self.axes) // 2 + grams[0].bytes)
+        self.work.require_seconds(BANDED, len(grams) * grams[0].flops / FLOPS_PER_SECOND)
         return grams
 
     def _groups_by_size(self) -> list[int]:
         return sorted(range(len(self.kernels)), key=lambda group: -self._crude[group])
 
     def _symbol(self, name: str, group: int) -> GramSymbol:
-        self.work.require_bytes(name, GramSymbol.bytes_for(self.reduced[group]))
-        return GramSymbol(self.reduced[group])
+        return GramSymbol.within(name, self.reduced[group], self.work)
 
 
 def _neighbours(grid: FrequencyGrid, axes: list[int], frequency: Frequencies) -> Frequencies:
@@ -311,6 +353,5 @@ def _neighbours(grid: FrequencyGrid, axes: list[int], frequency: Frequencies) ->
     for axis, turn in zip(axes, (frequency.values()[0] / (2 * math.pi)).tolist(), strict=True):
         size, shift = grid.sizes[axis], grid.shifts[axis]
         first = math.floor(turn * size - shift)
-        choices.append([2 * (index % size) + round(2 * shift) for index in (first, first + 1)])
-    points = torch.tensor(list(itertools.product(*choices)), dtype=torch.int64)
-    return Frequencies(points.reshape(-1, len(axes)), tuple(2 * grid.sizes[axis] for axis in axes))
+        choices.append(torch.tensor([2 * (index % size) + round(2 * shift) for index in (first, first + 1)]))
+    return Frequencies(all_combinations(choices), tuple(2 * grid.sizes[axis] for axis in axes))

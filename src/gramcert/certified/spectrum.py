@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.arguments import Sizes, axis_sizes, require_values
-from gramcert.certified.banded import smaller_gram
+from gramcert.certified.banded import band_bytes, smaller_grams
 from gramcert.certified.choose import as_convolution, is_spatial
-from gramcert.certified.frequencies import Frequencies, all_combinations
+from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import BATCH_BYTES, crude_norm
 from gramcert.certified.largest import largest_values
 from gramcert.certified.lifted import LiftedLayer
@@ -42,6 +42,10 @@ from gramcert.rounding import (
 # Smaller sides of matrices up to which all singular values are computed, and the k largest: a Gram matrix of this order
 # takes half a GiB, and its proof about five times that.
 DECOMPOSED, LARGEST_GRAM = 4096, 8192
+
+# Entries of a matrix that is decomposed, bytes for the axes of a banded Gram matrix, and singular values of a
+# circulant: each of them makes about 2 GiB of it.
+MOST_ENTRIES, MOST_AXIS_BYTES, MOST_VALUES = 2**26, 2**31, 2**25
 
 # Up to this order a decomposition is cheaper than a proof.
 SMALL = 800
@@ -70,8 +74,9 @@ def singular_values(
         input_size: one int per axis, or one for all; ``None`` for ``nn.Linear`` and matrices.
         k: how many of the largest; ``None`` for all.
 
-    With circular padding that keeps the size (or divides it by the stride) any layer will do. Otherwise the layer's
-    matrix has to be small: its smaller side at most 4096 for all values, 8192 for the k largest.
+    With circular padding that keeps the size (or divides it by the stride) any layer will do that has at most 2²⁵
+    singular values. Otherwise the layer's matrix has to be small: its smaller side at most 4096 for all values, with at
+    most 2²⁶ entries, and 8192 for the k largest.
 
     Example:
         >>> import torch, gramcert
@@ -91,7 +96,7 @@ def singular_values(
         if lifted.is_zero:
             values, error = torch.zeros(0, dtype=torch.float64), 0.0
         elif all(axis.is_whole_circulant for axis in axes):
-            values, error = _of_circulant(lifted)
+            values, error = _of_circulant(call, lifted)
         else:
             values, error = _of_matrix(call, lifted, None if count is None else copies * count)
     outputs = description.kernel.shape[0] * math.prod(axis.outputs for axis in axes)
@@ -122,25 +127,32 @@ def _checked_count(call: str, k: int) -> int:
     return k
 
 
-def _of_circulant(lifted: LiftedLayer) -> tuple[Tensor, float]:
+def _of_circulant(call: str, lifted: LiftedLayer) -> tuple[Tensor, float]:
     """The singular values of the symbols on the grid, each as often as its frequency and its copies occur."""
     axes = lifted.axes or ()
+    groups, outputs, inputs = lifted.reduced.shape[:3]
+    number = groups * min(outputs, inputs) * math.prod(axis.outputs for axis in axes)
+    if number > MOST_VALUES:
+        raise ValueError(
+            f"{call}: the layer may have at most {MOST_VALUES} singular values, got {number}; spectral_norm encloses "
+            f"the largest one at any size"
+        )
     grid = one_size_bound(axes).grids[0]
     copies = math.prod(axis.outputs for axis in axes) // math.prod(grid.sizes)
     repeats = grid.multiplicity(torch.device("cpu")).long() * copies
     frequencies = Frequencies.of_grid(grid, list(range(len(axes))))
     values, errors = [], [0.0]
-    for kernel in lifted.reduced():
+    for kernel in lifted.reduced:
         flat = kernel.flatten(2)
-        places = all_combinations([torch.arange(size) for size in kernel.shape[2:]])
-        taps = flat.permute(2, 0, 1).reshape(len(places), -1).to(torch.complex128)
-        relative = up(complex_gamma(len(places) + 2) + TWIDDLE_ERROR)
+        places = [torch.arange(size) for size in kernel.shape[2:]]
+        count = flat.shape[2]
+        taps = flat.permute(2, 0, 1).reshape(count, -1).to(torch.complex128)
+        relative = up(complex_gamma(count + 2) + TWIDDLE_ERROR)
         storing = up(up(relative * crude_norm(kernel)) + underflow(4 * kernel.numel()))
-        batch = max(1, BATCH_BYTES // (16 * max(flat[..., 0].numel(), len(places))))
+        batch = max(1, BATCH_BYTES // (16 * max(flat[..., 0].numel(), count)))
         for part, times in zip(frequencies.split(batch), repeats.split(batch), strict=True):
-            angles = part.angles(places)
-            twiddles = torch.complex(angles.cos(), -angles.sin())
-            found, error = _verified(twiddles @ taps, flat.shape[:2])
+            cosines, sines = part.waves(places)
+            found, error = _verified(torch.complex(cosines, -sines) @ taps, flat.shape[:2])
             values.append(found.repeat_interleave(times, 0).flatten())
             errors.append(up(error + storing))
     return torch.cat(values), max(errors)
@@ -152,17 +164,20 @@ def _of_matrix(call: str, lifted: LiftedLayer, count: int | None) -> tuple[Tenso
     rows = kernels.shape[1] * math.prod(axis.outputs for axis in axes)
     columns = kernels.shape[2] * math.prod(axis.size for axis in axes)
     order = min(rows, columns)
-    if order > (DECOMPOSED if count is None else LARGEST_GRAM):
+    by_band = count is not None and order > SMALL and count <= order // 8
+    too_large = band_bytes(axes) > MOST_AXIS_BYTES if by_band else rows * columns > MOST_ENTRIES
+    if too_large or order > (DECOMPOSED if count is None else LARGEST_GRAM):
         raise ValueError(
             f"{call}(k={count}): without circular padding that keeps the size, a group's matrix may have a smaller "
-            f"side of at most {DECOMPOSED} for all singular values and {LARGEST_GRAM} for the k largest, got {rows} by "
-            f"{columns}; spectral_norm encloses the largest one at any size"
+            f"side of at most {DECOMPOSED} for all singular values and {LARGEST_GRAM} for the k largest, and "
+            f"{MOST_ENTRIES} entries where it is decomposed, got {rows} by {columns}; spectral_norm encloses the "
+            f"largest one at any size"
         )
     repetition = math.prod(axis.repetition for axis in axes)
     values, errors = [], []
     for kernel in kernels:
-        if count is not None and order > SMALL and count <= order // 8:
-            found, error = largest_values(smaller_gram(kernel, axes), count)
+        if by_band and count is not None:
+            found, error = largest_values(smaller_grams(kernel[None], axes)[0], count)
         else:
             matrix = dense_matrix(kernel, axes)
             (found,), error = _verified(matrix[None], matrix.shape)
@@ -181,7 +196,7 @@ def _verified(matrices: Tensor, shape: Sequence[int]) -> tuple[Tensor, float]:
     largest = float(values.max())
     # The Frobenius norms of U and V are √order up to their defects, here bounded generously.
     product = up(2 * complex_gamma(max(shape) + 2) * up(1.1 * order))
-    residual = up(_frobenius(matrices - (left * values[:, None]) @ right) + up(2 * product * largest))
+    residual = up(_frobenius(((left * values[:, None]) @ right).sub_(matrices)) + up(2 * product * largest))
     identity = torch.eye(order, dtype=matrices.dtype)
     defects = [up(_frobenius(square - identity) + product) for square in (left.mH @ left, right @ right.mH)]
     if not max(defects) < 0.1:
@@ -191,5 +206,5 @@ def _verified(matrices: Tensor, shape: Sequence[int]) -> tuple[Tensor, float]:
 
 def _frobenius(matrices: Tensor) -> float:
     """Upper bound of the largest Frobenius norm in a batch."""
-    entries = matrices.abs().square().flatten(1)
-    return root_up(up(total_up(entries) * (1 + 8 * gamma(4))))
+    parts = torch.view_as_real(matrices) if matrices.is_complex() else matrices
+    return root_up(up(total_up(parts.square().flatten(1)) * (1 + 8 * gamma(4))))

@@ -32,6 +32,16 @@ class TapwiseLayer:
         repetition = root_up(math.prod(axis.repetition for axis in axes))
         self._amount = up(max(crude_norm(kernel) for kernel in kernels) * repetition)
 
+    @staticmethod
+    def bytes_for(kernels: Tensor, axes: tuple[Axis, ...]) -> int:
+        """What products take at most, beside their first input."""
+        groups, outputs, inputs = kernels.shape[:3]
+        padded = groups * inputs * math.prod(max(axis.size + 1, axis.used) for axis in axes)
+        images = groups * outputs * math.prod(axis.outputs for axis in axes)
+        # Two stages of the padded input and what one tap reads of it; images of one tap, of all, and their squares; the
+        # places of each axis while they are found.
+        return 8 * (3 * padded + 3 * images + 5 * sum(axis.used for axis in axes))
+
     def apply(self, x: Tensor) -> Tensor:
         """The layer on inputs (..., groups, in, *sizes)."""
         first = x.dim() - len(self.axes)  # of the spatial dimensions
@@ -119,17 +129,18 @@ def plane_waves(
 
     Output class 0 of the layer reads the places q = d(s'w + φ) of the padded input, phase φ of place w (see
     :mod:`gramcert.geometry.reduction`, s' = s/gcd(s, d)). There the input is v_φ·e^(-iω·w), v the right singular
-    vector.
+    vector. Phases that no tap reads are zero.
     """
     values = symbol.right_vector(frequency, vector)
     phases = [axis.stride // math.gcd(axis.stride, axis.dilation) for axis in axes]
     turns = dict(zip(symbol.axes, frequency.values()[0].tolist(), strict=True))
-    wave = values.reshape(channels, *phases)
+    read = [min(count, axis.taps) for axis, count in zip(axes, phases, strict=True)]
+    wave = torch.nn.functional.pad(values.reshape(channels, *read), (0, 1) * len(axes))
     for number, (axis, count) in enumerate(zip(axes, phases, strict=True)):
         places = torch.arange(axis.size)
         reached, spare = (places + axis.before) // axis.dilation, (places + axis.before) % axis.dilation
         window = torch.sin((places + 1).double() * (math.pi / (axis.size + 1))) * (spare == 0)
         factor = torch.exp(-1j * turns.get(number, 0.0) * (reached // count)) * window
         # The phases of this axis become its places, moved behind those of the axes before.
-        wave = wave.index_select(1, reached % count).movedim(1, -1) * factor
+        wave = wave.index_select(1, (reached % count).clamp_max(read[number])).movedim(1, -1) * factor
     return torch.stack([wave.real, wave.imag])

@@ -25,7 +25,17 @@ from gramcert.certified.frequencies import Cells, Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
 from gramcert.certified.lanczos import top_eigenpair
 from gramcert.certified.work import OutOfBudgetError, Work
-from gramcert.rounding import down, gamma, largest_upper, norm_up, root_up, underflow, up
+from gramcert.rounding import (
+    down,
+    gamma,
+    largest_upper,
+    next_up,
+    root_up,
+    row_norms_up,
+    total_up,
+    underflow,
+    up,
+)
 
 # Radius of the cells whose centres are looked at first, and the largest one to start proofs from.
 FIRST_RADIUS = 0.4
@@ -50,8 +60,12 @@ FLAT = 0.4
 
 ROUNDING = "rounding in float64 leaves no room for this tolerance"
 
-# Cells kept at a time; past it the search stops with what it has.
-MOST_CELLS = 2**21
+# Cells kept at a time, past which the search stops with what it has, and bytes for each of them and each axis: its
+# centre, those of its children while they are made, what is known about it.
+MOST_CELLS, CELL_BYTES = 2**21, 64
+
+# Cells whose distances are computed at a time.
+DISTANCES = 2**16
 
 # The share of the room that rounding may take before float64 replaces float32.
 FLOAT32_SHARE = 0.1
@@ -81,12 +95,12 @@ def torus_maximum(symbol: GramSymbol, tol: float, work: Work, floor: float = 0.0
     search = _Search(symbol, tol, work, floor, moving=True)
 
     def run() -> str:
-        first = Cells.cover(symbol.degrees, FIRST_RADIUS)
+        first = search.cover(FIRST_RADIUS)
         search.look(first)
         if work.max_seconds is not None:
             search.upper = min(search.upper, search.bound(first))  # in case that the time runs out
         search.measure_flatness(first)
-        return search.close(Cells.cover(symbol.degrees, search.first_radius()))
+        return search.close(search.cover(search.first_radius()))
 
     return search.result(run)
 
@@ -114,6 +128,12 @@ class _Search:
         self.frequency = Frequencies(torch.zeros(1, len(symbol.axes), dtype=torch.int64), (1,) * len(symbol.axes))
         self.vector = self._random(1, torch.float64)[0, :, 0]
 
+    def cover(self, radius: float) -> Cells:
+        """Cells of at most this radius for all frequencies, if they fit into the memory."""
+        degrees = self.symbol.degrees
+        self.work.require_bytes("cells", CELL_BYTES * len(degrees) * Cells.most(degrees, radius))
+        return Cells.cover(degrees, radius)
+
     @property
     def target(self) -> float:
         """The largest upper bound that satisfies the tolerance."""
@@ -132,19 +152,19 @@ class _Search:
         """
         closely = self.moving and cells.radius > 0 and self._allowance(cells.radius) <= self.room / 4
         if self.moving and self.lower and not closely:  # the maximiser found so far has been followed to its end
-            cells = cells.choose((self._distance(cells.centres) > BASIN * cells.radius).nonzero()[:, 0])
+            far = [self._distance(part) > BASIN * cells.radius for part in cells.centres.split(DISTANCES)]
+            cells = cells.choose(torch.cat(far).nonzero()[:, 0])
         if not len(cells):
             return
-        values, vectors = self._rank(cells)
-        wanted = CLOSELY if closely else 1 if self.lower else FOLLOWED
-        best = values.topk(min(wanted, len(cells))).indices
+        best, values, vectors = self._rank(cells, CLOSELY if closely else 1 if self.lower else FOLLOWED)
         if closely:
             exact = torch.linalg.eigvalsh(self.symbol.evaluate(cells.centres[best], torch.float64))
-            best = best[exact[:, -1].argmax()][None]
-        for index in best:
+            chosen = exact[:, -1].argmax()[None]
+            best, values, vectors = best[chosen], values[chosen], vectors[chosen]
+        for index, value, vector in zip(best, values.tolist(), vectors, strict=True):
             # Within the radius λ_max rises by 1/cos² at most; the estimate may be a few per cent low.
-            if 1.05 * float(values[index]) >= self.lower**2 * math.cos(min(cells.radius, 1.5)) ** 2:
-                self._follow(cells.centres[index[None]], vectors[index], dense=closely)
+            if 1.05 * value >= self.lower**2 * math.cos(min(cells.radius, 1.5)) ** 2:
+                self._follow(cells.centres[index[None]], vector, dense=closely)
 
     def _distance(self, frequencies: Frequencies) -> Tensor:
         """Σ_j d_j|ω_j - ω*_j| from the maximiser found so far, or from its mirror image, whichever is nearer."""
@@ -265,7 +285,7 @@ class _Search:
 
     def _certified_level(self, cells: Cells, slack: float, sign: int = 1) -> float:
         """A level that λ_max(sign·G) is proved not to exceed at the centres, about ``slack`` above the largest."""
-        estimate = self.lower**2 if sign > 0 else float(self._rank(cells, sign)[0].max())
+        estimate = self.lower**2 if sign > 0 else float(self._rank(cells, 1, sign)[1])
         size = max(abs(estimate), self.target**2)
         dtype = self._precision()
         margin = max(slack, self.symbol.rounding(size, dtype) + 1e-13 * size)
@@ -282,27 +302,33 @@ class _Search:
         children = 2 ** len(self.symbol.axes)
         if children * len(cells) > MOST_CELLS:
             return f"the symbol is too flat: more than {MOST_CELLS} cells would be needed"
+        if CELL_BYTES * len(self.symbol.axes) * children * len(cells) + self.work.held > self.work.max_bytes:
+            return f"max_bytes={self.work.max_bytes} is not enough for the next level of cells"
         if children * seconds > self.work.remaining:
             return f"max_seconds={self.work.max_seconds} would not be enough for the next level of cells"
         return ""
 
-    def _rank(self, cells: Cells, sign: int = 1) -> tuple[Tensor, Tensor]:
-        """Estimates of λ_max(sign·G) at the centres, and vectors, by power iteration in float32."""
+    def _rank(self, cells: Cells, wanted: int, sign: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+        """The most promising cells: indices, estimates of λ_max(sign·G), vectors, by power iteration in float32."""
         dtype = torch.float32
-        values, vectors = [], []
+        best = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=dtype), self._random(0, dtype)[..., 0]
         shift = 0.0 if sign > 0 else 1.05 * self.target**2
+        first = 0
         for centres in cells.centres.split(self.symbol.batch(dtype)):
-            self.work.tick("frequencies", 0.0)
+            self.work.tick("frequencies", first / len(cells))
             matrices = self.symbol.evaluate(centres, dtype)
             if sign < 0:
                 matrices.neg_().diagonal(dim1=-2, dim2=-1).add_(shift)
-            vector = self._random(len(centres), dtype)
+            vectors = self._random(len(centres), dtype)
             for _ in range(RANKING_STEPS):
-                vector = matrices @ (vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-30))
-            values.append(vector.norm(dim=1)[:, 0] - shift)
-            vectors.append(vector[:, :, 0])
+                vectors = matrices @ (vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-30))
+            found = torch.arange(first, first + len(centres)), vectors.norm(dim=1)[:, 0] - shift, vectors[..., 0]
+            first += len(centres)
+            indices, values, several = (torch.cat(pair) for pair in zip(best, found, strict=True))
+            top = values.topk(min(wanted, len(values))).indices
+            best = indices[top], values[top], several[top]
         self.evaluations += len(cells)
-        return torch.cat(values), torch.cat(vectors)
+        return best
 
     def _follow(self, start: Frequencies, vector: Tensor, *, dense: bool) -> None:
         """Raise the lower bound by the local maximum of λ_max from a frequency, which stays on a grid."""
@@ -343,16 +369,27 @@ class _Search:
 
 
 def _curvature(symbol: GramSymbol) -> float:
-    """Σ_(a≠0) max_j(a_j/d_j)²·‖C_a‖ rounded up, ‖C_a‖ by the smaller of Frobenius norm and √(‖·‖₁‖·‖_∞)."""
-    total = 0.0
-    error = up(gamma(symbol.kernel[0].numel() + 2) * symbol.crude) + underflow(symbol.kernel.numel())
-    for lag, matrix in zip(symbol.lags[1:].tolist(), symbol.correlations[1:], strict=True):
-        weight = max(up(abs(a) / d) for a, d in zip(lag, symbol.degrees, strict=True))
-        sizes = matrix.abs()
-        mixed = float(sizes.sum(0).max()) * float(sizes.sum(1).max())
-        norm = min(norm_up(matrix), root_up(up(mixed * (1 + 8 * gamma(symbol.order)))))
-        total = up(total + up(up(weight * weight) * norm))
-    return up(2 * up(total + 4 * error)) if len(symbol.lags) > 1 else 0.0
+    """Σ_(a≠0) max_j(a_j/d_j)²·‖C_a‖ rounded up, ‖C_a‖ by the smaller of Frobenius norm and √(‖·‖₁‖·‖_∞).
+
+    A computed C_a differs from the exact one by at most γ·Σ_b |K_(b+a)||K_b|ᵀ in each entry, and by at most
+    ε_a = γ·Σ_b ν_(b+a)·ν_b in norm, with ν_b = ‖K_b‖_F, the Frobenius norm of |K_b| too. As |a_j| <= 2d_j, the weights
+    are at most 4, and Σ_(a≠0) 4ε_a <= 4γ·(Σ_b ν_b)². The norm of Σ_a Σ_b |K_(b+a)||K_b|ᵀ would not do: norms of terms
+    may add up to more than the norm of their sum.
+    """
+    if not symbol.axes:
+        return 0.0
+    matrices = symbol.correlations[1:]
+    sums = [next_up(torch.stack([part.abs().sum(dim) for part in matrices]).amax(1)) for dim in (0, 1)]
+    mixed = [next_up(next_up(total * (1 + 2 * gamma(symbol.order))).sqrt()) for total in sums]
+    norms = torch.minimum(row_norms_up(matrices.flatten(1)), next_up(mixed[0] * mixed[1]))
+    degrees = torch.tensor(symbol.degrees, dtype=torch.float64)
+    weights = next_up(symbol.lags[1:].abs().double() / degrees).amax(1)
+    half = total_up(next_up(next_up(weights * weights) * norms))
+    size = total_up(row_norms_up(symbol.taps.permute(2, 0, 1).flatten(1)))
+    error = up(up(4 * gamma(symbol.correlation_terms)) * up(size * size))
+    # Underflow in each entry of each C_a, times the weights.
+    lost = underflow(8 * symbol.correlations.numel() * symbol.correlation_terms)
+    return up(up(2 * half) + up(error + lost))
 
 
 def _sine_squared(radius: float) -> float:

@@ -18,7 +18,7 @@ class Work:
     """Limits of one call and its record.
 
     Args:
-        max_bytes: most memory that a single method may hold.
+        max_bytes: most memory to take beside the layer itself.
         max_seconds: when to stop, checked between batches; ``None`` never.
         call: name of the public function, for errors.
         progress: told the name of the method and the share of it that is done.
@@ -33,6 +33,7 @@ class Work:
         if max_seconds is not None and not (is_number and max_seconds >= 0):
             raise ValueError(f"{call}(max_seconds={max_seconds!r}): expected None or a number that is not negative")
         self.max_bytes = max_bytes
+        self.held = 0  # bytes of what is kept while the methods run
         self.max_seconds = max_seconds
         self.steps: list[Step] = []
         self.witness: Tensor | None = None  # the vector that proved the lower bound, if one did
@@ -60,16 +61,22 @@ class Work:
         if self.remaining < 0:
             raise OutOfBudgetError(f"{name}: max_seconds={self.max_seconds} is over")
 
+    @property
+    def available(self) -> int:
+        """Bytes that a method may take."""
+        return self.max_bytes - self.held
+
     def require_bytes(self, name: str, needed: int) -> None:
-        """Stop if a method needs more memory than allowed."""
+        """Stop if a method needs more memory than is left beside what is held."""
+        needed += self.held
         if needed > self.max_bytes:
             raise OutOfBudgetError(
                 f"{name}: needs {needed / 2**30:.2g} GiB, more than max_bytes={self.max_bytes} "
                 f"({self.max_bytes / 2**30:.2g} GiB)"
             )
 
-    def record(self, name: str, lower: float, upper: float, note: str = "") -> None:
-        """Note what a method proved; its time runs from the previous record."""
+    def record(self, name: str, lower: float, upper: float, note: str = "", *, quantity: str = "the norm") -> None:
+        """Note what a method proved, and of which quantity; its time runs from the previous record."""
         now = time.perf_counter()
-        self.steps.append(Step(name, lower, upper, now - self._step_start, note))
+        self.steps.append(Step(name, lower, upper, now - self._step_start, note, quantity))
         self._step_start = now

@@ -82,6 +82,21 @@ class Axis:
         outputs = min(self.outputs, max(1, (size + self.before - 1) // self.stride + 1))
         return dataclasses.replace(self, size=size, outputs=outputs)
 
+    def inside(self) -> "Axis":
+        """The outputs that read no padding, as an axis with zero padding; the axis itself if its padding is zeros.
+
+        Where every output reads some, one that reads nothing but zeros stands for them.
+        """
+        if self.mode == "zeros":
+            return self
+        first = max(0, -(-self.before // self.stride))
+        before = self.before - self.stride * first
+        last = (self.size - 1 + self.before - self.dilation * (self.taps - 1)) // self.stride
+        outputs = min(last, self.outputs - 1) - first + 1
+        if outputs < 1:
+            outputs, before = 1, -self.size
+        return dataclasses.replace(self, outputs=outputs, before=before, mode="zeros")
+
     def without_taps(self, first: int, last: int) -> "Axis":
         """The same axis if that many taps at the beginning and at the end are zero."""
         return dataclasses.replace(self, before=self.before - self.dilation * first, taps=self.taps - first - last)

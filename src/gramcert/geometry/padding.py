@@ -57,8 +57,21 @@ def largest_repetition(size: int, before: int, used: int, mode: PaddingMode) -> 
     The square root of it is the norm of the padding map on this axis, because the map sends orthogonal unit vectors to
     orthogonal vectors of squared length the number of repetitions.
     """
-    indices = source_indices(size, before, max(0, used - size - before), mode)[:used]
-    return int(torch.bincount(indices).max())
+    if mode == "circular":
+        return -(-used // size)
+    first, last = -before, used - 1 - before
+    if mode == "replicate":
+        at_first, at_last = min(last, 0) - first + 1, last - max(first, size - 1) + 1
+        return used if size == 1 else max(1, at_first, at_last)
+    # The places that are read themselves, by reflection at the beginning, and by reflection at the end: as many of
+    # these intervals as meet anywhere meet where one of them begins.
+    end = 2 * (size - 1)
+    intervals = (
+        (max(0, first), min(last, size - 1)),
+        (max(1, -last), min(-first, size - 1)),
+        (max(0, end - last), min(end - first, size - 2)),
+    )
+    return max(sum(low <= place <= high for low, high in intervals) for place, _ in intervals)
 
 
 def largest_repetition_of_any_size(before: int, after: int, mode: PaddingMode) -> int:

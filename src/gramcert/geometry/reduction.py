@@ -61,7 +61,8 @@ def reduced_kernels(groups: Tensor, stride: tuple[int, ...], dilation: tuple[int
 
 
 def _split_phases(kernels: Tensor, axis: int, step: int) -> Tensor:
-    """K_φ[b] = K[sb + φ] along one axis, φ joined to the input channels."""
+    """K_φ[b] = K[sb + φ] along one axis, φ joined to the input channels; phases that no tap has are left out."""
+    step = min(step, kernels.shape[axis])
     length = -(-kernels.shape[axis] // step)
     amounts = [0, 0] * (kernels.dim() - 1 - axis) + [0, length * step - kernels.shape[axis]]
     padded = torch.nn.functional.pad(kernels, amounts)
