@@ -244,10 +244,10 @@ def test_bad_operands():
 
 def test_explanations_name_what_a_step_bounds_and_round_it_outward():
     steps = (Step("search", 1 / 3, 2 / 3, 0.0, quantity="the supremum"), Step("proof", 0.1, math.inf, 0.0))
-    text = Enclosure(0.1, 1, "proof", steps=steps).explain()
+    text = Enclosure(0.25, 1, "proof", steps=steps).explain()
     assert "search: the supremum from 0.333333333 to 0.666666667," in text
     assert "proof: the norm from 0.100000000 to inf," in text
-    assert "relative width 0.90," in text
+    assert "relative width 0.75," in text
     close = Enclosure(1, 1, "proof", steps=(Step("proof", 0.9999999999, 1.0000000001, 0.0),)).explain()
     assert "proof: the norm from 0.999999999 to 1.00000001," in close
 
