@@ -94,6 +94,11 @@ def gamma(terms: int, dtype: torch.dtype = torch.float64) -> float:
     return up(small / (1 - small)) if small < 1 else math.inf
 
 
+def exact_integers(dtype: torch.dtype) -> int:
+    """All integers up to this one are numbers of the type."""
+    return int(2 / torch.finfo(dtype).eps)
+
+
 def underflow(operations: int, dtype: torch.dtype = torch.float64) -> float:
     """What that many operations can lose to underflow, absolutely."""
     return operations * _SMALLEST_NORMAL[dtype]

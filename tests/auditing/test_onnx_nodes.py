@@ -261,7 +261,7 @@ def test_linear_operators_of_older_versions(name, tmp_path):
         _same_matrix(tiny)
 
 
-SCALES, SIZES = torch.tensor([1.0, 1.0, 2.0, 0.6]), tensor(1, 1, 7, 3)
+SCALES, SIZES = torch.tensor([1.0, 1.0, 2.0, 0.625]), tensor(1, 1, 7, 3)
 RESIZED = [
     *(
         {"mode": mode, "coordinate_transformation_mode": place}

@@ -1,5 +1,8 @@
 """Operators of torch: padding, pooling, resizing."""
 
+import math
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,6 +11,7 @@ from torch import Tensor
 from gramcert.auditing import rules
 from gramcert.auditing.aten_arguments import Arguments, Rule, further_results, registering, run
 from gramcert.auditing.graph import Variable
+from gramcert.auditing.resizing import FLOATS, agreed, require_change
 from gramcert.auditing.rules import Unknown
 
 if TYPE_CHECKING:
@@ -116,12 +120,16 @@ def _upsample(t: "Translator", a: Arguments) -> Variable:
     factors = a.get("scale_factors") or [
         scale for name in ("scales", "scales_d", "scales_h", "scales_w") if (scale := a.get(name)) is not None
     ]
+    # Torch computes new sizes in float64, on every device.
     sizes = a.get("output_size") or a.get("size") or [int(n * f) for n, f in zip(x.shape[-axes:], factors, strict=True)]
     if max(*x.shape[-axes:], *sizes) > LARGEST_RESIZED or min(sizes) < 1:
         raise Unknown(f"resizing {x.shape[-axes:]} to {sizes}")
+    # A scale that is not positive counts as none.
+    scales = [float(f) if f > 0 else None for f in factors] if factors else [None] * axes
+    for size, out, scale in zip(x.shape[-axes:], sizes, scales, strict=True):
+        require_change(size, out, scale)
     if "nearest" in a.op:
-        return t.b.moved(x, lambda places: _nearest(places, axes, a, t.like(x)), "upsample")
-    scales = [float(f) for f in factors] if factors else [None] * axes
+        return t.b.moved(x, lambda places: _nearest(places, sizes, scales, a), "upsample")
     matrices = [
         _interpolation(n, m, scale, "cubic" in a.op, bool(a.get("align_corners", False)))
         for n, m, scale in zip(x.shape[-axes:], sizes, scales, strict=True)
@@ -129,16 +137,37 @@ def _upsample(t: "Translator", a: Arguments) -> Variable:
     return rules.average(t.b, x, matrices, "upsample")
 
 
-def _nearest(places: Tensor, axes: int, a: Arguments, like: torch.dtype) -> Tensor:
-    """Which place each output takes: torch's own operator in the model's type, which rounds, on coordinates."""
-    name = "self" if "self" in a.values else "input"
-    sizes = places.shape[-axes:]
-    for axis, size in enumerate(sizes):
+def _nearest(places: Tensor, sizes: list[int], scales: Sequence[float | None], a: Arguments) -> Tensor:
+    """Which place each output takes: torch's own operator on coordinates, if every device and type takes the same."""
+    name, axes = "self" if "self" in a.values else "input", len(sizes)
+    before = places.shape[-axes:]
+    for axis, (size, out, scale) in enumerate(zip(before, sizes, scales, strict=True)):
         shape = [size if other == axis else 1 for other in range(axes)]
-        coordinate = torch.arange(size, dtype=like).reshape(1, 1, *shape).expand(1, 1, *sizes).contiguous()
-        chosen = run(a.target, a.values | {name: coordinate}).movedim(2 + axis, -1)[(0, 0, *(0,) * (axes - 1))]
-        places = places.index_select(places.dim() - axes + axis, chosen.long())
+        choices = _choices(size, out, scale, centred="exact" in a.op)
+        for dtype in FLOATS:
+            coordinate = torch.arange(size, dtype=dtype).reshape(1, 1, *shape).expand(1, 1, *before).contiguous()
+            taken = run(a.target, a.values | {name: coordinate}).movedim(2 + axis, -1)[(0, 0, *(0,) * (axes - 1))]
+            choices.append([int(place) for place in taken.tolist()])
+        chosen = [agreed(found, "the nearest place") for found in zip(*choices, strict=True)]
+        places = places.index_select(places.dim() - axes + axis, torch.tensor(chosen))
     return places
+
+
+def _choices(size: int, out: int, scale: float | None, *, centred: bool) -> list[list[int]]:
+    """What torch's kernels take along one axis: by a factor of float32, of float64, or without rounding.
+
+    Those for channels that lie side by side take a scale for 2 where it doubles the size.
+    """
+    exact = Fraction(size, out) if scale is None else 1 / Fraction(scale)
+    shift = Fraction(1, 2) if centred else Fraction(0)
+    choices = [[min(math.floor((i + shift) * exact), size - 1) for i in range(out)]]
+    for dtype in FLOATS:
+        factor = torch.tensor(size / out if scale is None else 1 / scale, dtype=dtype)
+        taken = (torch.arange(out, dtype=dtype) + float(shift)) * factor
+        choices.append(taken.floor().long().clamp_max(size - 1).tolist())
+    if not centred and out == 2 * size:
+        choices.append([i // 2 for i in range(out)])
+    return choices
 
 
 def _interpolation(size: int, outputs: int, scale: float | None, cubic: bool, align: bool) -> Tensor:

@@ -131,7 +131,7 @@ class Builder:
         self._label, self._source = label, source
         self._constants = hashlib.sha256(source.encode())
         for value in constants:
-            self._constants.update(_fingerprint(value))
+            self._constants.update(fingerprint(value))
 
     def input(self, name: str, shape: Shape) -> Variable:
         """What the model is given."""
@@ -212,7 +212,7 @@ class Builder:
         return Variable(name, tuple(shape))
 
 
-def _fingerprint(value: object) -> bytes:
+def fingerprint(value: object) -> bytes:
     """Constants to the last bit; lists and numbers by their text."""
     if isinstance(value, Tensor):
         flat = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)

@@ -7,6 +7,7 @@ on the input.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from gramcert.auditing.graph import MOST_ENTRIES, Variable
 from gramcert.auditing.onnx_file import DTYPES, OnnxNode
 from gramcert.auditing.rules import REAL, Unknown
+from gramcert.rounding import exact_integers
 
 if TYPE_CHECKING:
     from gramcert.auditing.onnx_nodes import Translator
@@ -408,10 +410,16 @@ def _constant_of_shape(c: Call) -> Tensor:
 
 @fold("Range")
 def _range(c: Call) -> Tensor:
+    """Runtimes add steps up or multiply them, in types of their own: only what none of them rounds is known."""
     start, limit, step = (value.item() for value in _tensors(c))
-    count = max(0, math.ceil((limit - start) / step))
+    exact = [Fraction(value) for value in (start, limit, step)]
+    count = max(0, math.ceil((exact[1] - exact[0]) / exact[2]))
     bounded([count])
     dtype = c.constant(0, "start").dtype
+    if dtype in REAL:
+        unit = math.lcm(*(value.denominator for value in exact))
+        if unit * max(map(abs, (*exact, exact[0] + count * exact[2]))) > exact_integers(dtype):
+            raise Unknown("a range that depends on how a runtime rounds")
     steps = torch.arange(count, dtype=torch.float64 if dtype in REAL else torch.int64)
     return (start + step * steps).to(dtype)
 

@@ -56,7 +56,10 @@ def pads(c: Call, sizes: Shape, taps: list[int], strides: list[int], dilations: 
     pairs = []
     for size, k, s, d in zip(sizes, taps, strides, dilations, strict=True):
         bounded([size + d * k, k])
-        total = max(0, (-(-size // s) - 1) * s + d * (k - 1) + 1 - size)
+        total = (-(-size // s) - 1) * s + d * (k - 1) + 1 - size
+        if total < -1:  # -1 is rounded to 0 by all
+            raise Unknown("strides that leave out places, of which runtimes take different ones")
+        total = max(0, total)
         pairs.append((total // 2, total - total // 2) if mode == "SAME_UPPER" else (total - total // 2, total // 2))
     return pairs
 

@@ -1,9 +1,11 @@
 """Operators of ONNX: pooling, reductions, resizing."""
 
 import math
+import operator
 from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,13 +22,18 @@ from gramcert.auditing.onnx_constants import (
     register,
 )
 from gramcert.auditing.onnx_layers import pads, per_axis
+from gramcert.auditing.resizing import FLOATS, agreed, agreed_size, require_change
 from gramcert.auditing.rules import Unknown
-from gramcert.rounding import root_up
+from gramcert.rounding import gamma, root_up
 
 if TYPE_CHECKING:
     from gramcert.auditing.onnx_nodes import Translator
 
 RULES: dict[str, Rule] = {}
+
+# Exact numbers, or those of a type of floating point.
+_N = TypeVar("_N", Fraction, Tensor)
+_Shrinking = Callable[[_N | int], _N]
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -156,9 +163,17 @@ def _resize(t: "Translator", c: Call) -> Variable:
     for axis, out, scale in zip(axes, outputs, scales, strict=True):
         size = x.shape[axis]
         bounded([max(out, 2**11), max(size, 2**11)])
-        places = [_original(place, i, size, out, scale) for i in range(out)]
+        if place == "align_corners" and out != size * scale:
+            raise Unknown("corners of a size that is not a whole number")
+        require_change(size, out, scale)
+        shrunk: _Shrinking[Fraction] = partial(_quotient, by=scale)
+        places = [_original(place, Fraction(i), size, out, shrunk) for i in range(out)]
+        if mode == "nearest":
+            # Versions before 11 do not say which neighbour: where they shrink, some runtimes take the one above.
+            roundings = ["floor", "ceil"] if plain and scale < 1 else [rounding]
+            places = _nearest(places, roundings, place, size, scale)
         if places != list(range(size)):
-            windows[axis] = _interpolation(places, size, mode, rounding, a)
+            windows[axis] = _interpolation(places, size, mode, a)
     if not windows:
         return t.b.same(x)
     trailing = range(min(windows), x.dim)
@@ -178,34 +193,78 @@ def _resized(c: Call, sizes: list[int], plain: bool) -> tuple[list[int], list[Fr
         scales = [Fraction(out, size) for out, size in zip(outputs, sizes, strict=True)]
     else:
         scales = [Fraction(value) for value in values]
-        outputs = [math.floor(size * scale) for size, scale in zip(sizes, scales, strict=True)]
-    if min(outputs, default=0) < 1 or min(scales) <= 0:
+        if min(scales, default=0) <= 0:
+            raise Unknown(f"resizing {sizes} by {values}")
+        outputs = [agreed_size(size, scale) for size, scale in zip(sizes, scales, strict=True)]
+    if min(outputs, default=0) < 1:
         raise Unknown(f"resizing {sizes} to {outputs}")
     return outputs, scales
 
 
-def _original(mode: str, place: int, size: int, out: int, scale: Fraction) -> Fraction:
-    """Where a place of the result is in the source, as the format defines it, without rounding."""
-    half = Fraction(1, 2)
-    if mode == "asymmetric":
-        return place / scale
-    if mode == "align_corners" and out == size * scale:
-        return Fraction(place * (size - 1), out - 1) if out > 1 else Fraction(0)
+def _quotient(value: _N | int, by: _N) -> _N:
+    return value / by
+
+
+def _original(mode: str, place: _N, size: int, out: int, shrunk: _Shrinking[_N]) -> _N:
+    """Where a place of the result is in the source, as the format defines it, in the arithmetic of the arguments.
+
+    Twice the places are integers too; otherwise this rounds where the format's own formulas do.
+    """
+    if mode == "align_corners":
+        return place * (size - 1) / (out - 1) if out > 1 else place
     if mode == "pytorch_half_pixel" and out == 1:
-        return Fraction(0)
+        return place
+    if mode == "asymmetric":
+        return shrunk(place)
     if mode in ("half_pixel", "pytorch_half_pixel"):
-        return (place + half) / scale - half
+        return (shrunk(2 * place + 1) - 1) / 2
     if mode == "half_pixel_symmetric":
-        return size * half * (1 - out / (size * scale)) + (place + half) / scale - half
+        return (size * (1 - shrunk(out) / size) + shrunk(2 * place + 1) - 1) / 2
     raise Unknown(f"coordinates of the kind {mode}")
 
 
-def _interpolation(places: list[Fraction], size: int, mode: str, rounding: str, a: Fraction) -> Tensor:
+def _nearest(places: list[Fraction], roundings: list[str], mode: str, size: int, scale: Fraction) -> list[Fraction]:
+    """The places that are taken: the same in exact arithmetic, in float64 and float32, by quotients and reciprocals.
+
+    Other orders of a few operations in float32 are within ``reach``. At multiples of ½, where models mean to be and the
+    choice jumps, that counts only if the coordinate is itself a sum of rounded terms.
+    """
+    if not set(roundings) <= _ROUNDINGS.keys():
+        raise Unknown(f"the nearest place of the kind {roundings[0]}")
+    rounded = []
+    for dtype in FLOATS:
+        by, steps = torch.tensor(float(scale), dtype=dtype), torch.arange(len(places), dtype=dtype)
+        ways: list[_Shrinking[Tensor]] = [partial(_quotient, by=by), partial(operator.mul, by.reciprocal())]
+        rounded += [_original(mode, steps, size, len(places), way).tolist() for way in ways]
+    chosen, is_sum = [], mode == "half_pixel_symmetric"
+    for place, *others in zip(places, *rounded, strict=True):
+        if is_sum or (2 * place).denominator > 1:
+            reach = Fraction(gamma(4, torch.float32)) * (size if is_sum else 1 + abs(place))
+            others += [place - reach, place + reach]
+        choices = (
+            max(0, min(size - 1, _ROUNDINGS[rounding](Fraction(value))))
+            for rounding in roundings
+            for value in (place, *others)
+        )
+        chosen.append(Fraction(agreed(choices, "the nearest place")))
+    return chosen
+
+
+_HALF = Fraction(1, 2)
+_ROUNDINGS: dict[str, Callable[[Fraction], int]] = {
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "round_prefer_floor": lambda place: math.ceil(place - _HALF),
+    "round_prefer_ceil": lambda place: math.floor(place + _HALF),
+}
+
+
+def _interpolation(places: list[Fraction], size: int, mode: str, a: Fraction) -> Tensor:
     """The matrix along one axis: which entries each place of the result is made of, the border repeated."""
     matrix = torch.zeros(len(places), size, dtype=torch.float64)
     for row, place in enumerate(places):
         weights: dict[int, Fraction] = {}
-        for index, weight in _taps(place, mode, rounding, a):
+        for index, weight in _taps(place, mode, a):
             column = max(0, min(size - 1, index))
             weights[column] = weights.get(column, Fraction(0)) + weight
         for column, weight in weights.items():
@@ -213,23 +272,16 @@ def _interpolation(places: list[Fraction], size: int, mode: str, rounding: str, 
     return matrix
 
 
-def _taps(place: Fraction, mode: str, rounding: str, a: Fraction) -> list[tuple[int, Fraction]]:
+def _taps(place: Fraction, mode: str, a: Fraction) -> list[tuple[int, Fraction]]:
     below = math.floor(place)
-    ratio, one = place - below, Fraction(1)
+    ratio = place - below
+    if mode == "nearest":
+        return [(below, Fraction(1))]
     if mode == "linear":
         return [(below, 1 - ratio), (below + 1, ratio)]
     if mode == "cubic":  # https://ieeexplore.ieee.org/document/1163711, equation 4
         return [(below + offset, _cubic(abs(ratio - offset), a)) for offset in (-1, 0, 1, 2)]
-    half = Fraction(1, 2)
-    nearest = {
-        "floor": below,
-        "ceil": math.ceil(place),
-        "round_prefer_floor": math.ceil(place - half),
-        "round_prefer_ceil": math.floor(place + half),
-    }
-    if mode != "nearest" or rounding not in nearest:
-        raise Unknown(f"interpolation of the kind {mode}, {rounding}")
-    return [(nearest[rounding], one)]
+    raise Unknown(f"interpolation of the kind {mode}")
 
 
 def _cubic(s: Fraction, a: Fraction) -> Fraction:

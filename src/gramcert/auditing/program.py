@@ -57,3 +57,17 @@ class Program:
     outputs: tuple[str, ...]
     changed: tuple[str, ...] = field(default=())
     types: dict[str, torch.dtype] = field(default_factory=dict)
+
+    def is_same(self, other: "Program") -> bool:
+        """Whether the same calls are made with the same numbers."""
+        facts = [repr((one.inputs, one.calls, one.outputs, one.changed, one.types)) for one in (self, other)]
+        if facts[0] != facts[1] or self.tensors.keys() != other.tensors.keys():
+            return False
+        return all(same_numbers(value, other.tensors[name]) for name, value in self.tensors.items())
+
+
+def same_numbers(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors are equal, where NaN, which is found later, is equal to NaN."""
+    if one.dtype != two.dtype or one.shape != two.shape:
+        return False
+    return bool(((one == two) | ((one != one) & (two != two))).all())

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from gramcert.auditing.architectures import ARCHITECTURES, build
 from gramcert.auditing.archive import read_archive
 from gramcert.auditing.aten import Translator
-from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph
+from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph, Unbounded
 from gramcert.auditing.linear import Shape
-from gramcert.auditing.program import BadModel, Program
+from gramcert.auditing.program import BadModel, Program, same_numbers
+from gramcert.auditing.state import kept, random_state
 from gramcert.auditing.traced import of_exported, traced
 from gramcert.nn.baking import plain_copy
 from gramcert.training.checkpoints import Trained, is_trained
@@ -173,20 +174,45 @@ def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
         raise TypeError(f"{call}(model): expected dense tensors with values, got sparse or meta tensors")
     if math.prod(input_shape) > MOST_ENTRIES:
         raise ValueError(f"{call}(input_shape={input_shape}): expected at most {MOST_ENTRIES} entries")
-    example = torch.zeros(1, *input_shape, dtype=dtype, device=device)
+    # Not zeros: a model that adds what it was given before would be taken for one that adds a constant.
+    example = torch.linspace(-1, 1, math.prod(input_shape)).reshape(1, *input_shape).to(device, dtype)
+    called, drawn = plain_copy(call, model), random_state()  # a copy: a model may change when it is called
     with torch.no_grad():
         try:
-            plain_copy(call, model)(example)  # on a copy: a model in training mode changes its buffers
+            called(example)
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(f"{call}(input_shape={input_shape}): the model cannot take it: {first}") from None
+    name, shape = type(module).__name__, (1, *input_shape)
     if module.training and not _same_weights(model, plain_copy(call, module)):
         reason = "its weights are random: a parametrisation gives others each time; put it in evaluation mode"
-        return _unbounded_graph(type(module).__name__, (1, *input_shape), reason)
+        return _unbounded_graph(name, shape, reason)
     try:
-        return _of_program(traced(model, example), input_shape)
+        program = traced(model, example)
+        graph = _of_program(program, input_shape)
+        if any(isinstance(node.operation, Unbounded) for node in graph.needed().nodes.values()):
+            return graph
+        reason = _change(called, example, program, drawn)
     except BadModel as error:
-        return _unbounded_graph(type(module).__name__, (1, *input_shape), str(error))
+        return _unbounded_graph(name, shape, str(error))
+    return _unbounded_graph(name, shape, reason) if reason else graph
+
+
+def _change(called: nn.Module, example: Tensor, program: Program, drawn: object) -> str:
+    """What a model, called once before, does otherwise than its program says; empty if nothing is found."""
+    before = kept(called)
+    with torch.no_grad():
+        try:
+            called(example)
+        except Exception as error:  # a model may contain any Python code
+            return f"it cannot be called twice ({type(error).__name__})"
+    after = kept(called)
+    changed = [name for name in before | after if before.get(name) != after.get(name)]
+    if changed:
+        return f"it changes what it keeps when it is called: {', '.join(changed[:3])}"
+    if random_state() != drawn:
+        return "it draws random numbers when it is called"
+    return "" if traced(called, example).is_same(program) else "it does something else when it is called again"
 
 
 def _same_weights(one: nn.Module, two: nn.Module) -> bool:
@@ -194,7 +220,7 @@ def _same_weights(one: nn.Module, two: nn.Module) -> bool:
     if first.keys() != second.keys():
         return False
     pairs = [(first[name], second[name]) for name in first]
-    return all(bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs)  # NaN is found later
+    return all(same_numbers(a, b) for a, b in pairs)
 
 
 def _is_instance_norm(module: nn.Module) -> bool:

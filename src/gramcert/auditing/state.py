@@ -1,0 +1,105 @@
+"""What a module keeps between its calls: one that changes it is no function of its input alone.
+
+torch.export follows one call, with Python's numbers as they are at that time. What a module keeps is therefore compared
+after a first and a second call: attributes of all of its parts and of their classes, in containers and objects too, and
+the variables outside that the functions of these classes name. What is the same both times may have been written.
+"""
+
+import random
+from collections.abc import Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gramcert.auditing.graph import fingerprint
+
+# Every module has these: parts that are walked through, weights that torch.export watches, and tables of torch.
+_OF_TORCH = {name for name in vars(nn.Module()) if name not in ("training", "_forward_hooks", "_forward_pre_hooks")}
+
+
+def kept(model: nn.Module) -> dict[str, object]:
+    """By names for people, as values that are equal where they are to the last bit."""
+    found: dict[str, object] = {}
+    for path, part in model.named_modules():
+        found[path] = type(part).__qualname__
+        for name, value in vars(part).items():
+            if name not in _OF_TORCH:
+                found[f"{path}.{name}" if path else name] = _frozen(value, set())
+        for kind in type(part).__mro__:
+            if not kind.__module__.startswith(("torch.", "builtins")):
+                found |= {name: _frozen(value, set()) for name, value in _of_class(kind)}
+    return found
+
+
+def random_state() -> object:
+    """Of the generators that Python and NumPy share among all who draw; torch's own numbers are calls in a program."""
+    return _frozen((random.getstate(), np.random.get_state()), set())  # noqa: NPY002 - only looked at
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, object]]:
+    for name, value in vars(kind).items():
+        if isinstance(value, FunctionType):
+            yield from _around(value)
+        elif not name.startswith("__"):
+            yield f"{kind.__qualname__}.{name}", value
+
+
+def _around(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Variables outside of a function that it names, unless they are code themselves."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"the variable {name} around {function.__qualname__}", cell.cell_contents
+        except ValueError:  # it has no value yet
+            continue
+    for name in sorted(_names(function.__code__) & function.__globals__.keys()):
+        value = function.__globals__[name]
+        if not isinstance(value, (FunctionType, type, ModuleType, nn.Module)):
+            yield f"the variable {name} of {function.__module__}", value
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def _frozen(value: Any, outer: set[int]) -> object:
+    """Something that can be compared and does not change any more; of what cannot be looked into, which one it is."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)
+    if id(value) in outer:
+        return "itself"
+    outer = outer | {id(value)}
+    try:
+        return type(value).__qualname__, _content(value, outer)
+    except Exception:  # objects may refuse in any way
+        return type(value).__qualname__, id(value)
+
+
+def _content(value: Any, outer: set[int]) -> object:
+    if isinstance(value, torch.Tensor):
+        return fingerprint(value)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.shape, value.dtype.str, value.tobytes()
+    if isinstance(value, (type, ModuleType, BuiltinFunctionType, CodeType)):
+        return id(value)
+    if isinstance(value, dict):
+        return [(_frozen(key, outer), _frozen(item, outer)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [_frozen(item, outer) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return {repr(_frozen(item, outer)) for item in value}
+    if isinstance(value, FunctionType):
+        return id(value.__code__), [_frozen(cell.cell_contents, outer) for cell in value.__closure__ or ()]
+    if isinstance(value, MethodType):
+        return id(value.__func__), _frozen(value.__self__, outer)
+    if isinstance(value, nn.Module):
+        return [(name, _frozen(item, outer)) for name, item in vars(value).items() if name not in _OF_TORCH]
+    how = value.__reduce_ex__(2)  # what a copy would be made of
+    return how if isinstance(how, str) else [_frozen(list(part) if _is_iterator(part) else part, outer) for part in how]
+
+
+def _is_iterator(part: object) -> bool:
+    return isinstance(part, Iterator)
