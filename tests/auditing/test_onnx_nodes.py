@@ -1,8 +1,12 @@
 import math
+import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from gramcert.auditing.graph import Input, Joint, Nonlinear, Sum, Unbounded
@@ -294,6 +298,77 @@ def test_resizing_as_torch_does(mode, align, tmp_path):
         return F.interpolate(x, (7, 3), mode=f"bi{mode}", align_corners=align)
 
     _same_matrix(Tiny(tmp_path, [step], (1, 1, 4, 5), truth=truth))
+
+
+def nearest(place, **attributes):
+    return {"coordinate_transformation_mode": place, **attributes}
+
+
+UNSETTLED = {
+    "a place beside a whole number": (23, 1.6666666, nearest("asymmetric", nearest_mode="ceil"), 21, "nearest place"),
+    "a place and a size": (24, 1.6666666, nearest("asymmetric", nearest_mode="ceil"), 21, "39 or 40"),
+    "a place beside the middle": (22, 0.2, nearest("half_pixel", nearest_mode="floor"), 19, "nearest place"),
+    "the centre of a cut size": (12, 4, nearest("half_pixel_symmetric", nearest_mode="floor"), 19, "nearest place"),
+    "a ratio of sizes": (42, 14, nearest("half_pixel", nearest_mode="floor"), 19, None),
+    "a size below a whole number": (22, 0.8181818, {"mode": "linear"}, 21, "the new size depends .*: 17 or 18"),
+    "a scale that leaves the size": (6, 1.1, {"mode": "linear"}, 21, "leaves 6 places"),
+    "nearly 1": (6, 1.0000001, nearest("asymmetric"), 21, "leaves 6 places"),
+    "corners": (5, 1.5, {"mode": "linear", **nearest("align_corners")}, 21, "corners"),
+    "an older version that shrinks": (10, 0.4, {}, 10, "nearest place"),
+    "an older version that halves": (10, 0.5, {}, 10, None),
+    "an older version that grows by a fraction": (28, 1.6, {}, 10, "nearest place"),
+    "by seven": (30, 7.0, nearest("asymmetric", nearest_mode="floor"), 21, None),
+}
+
+
+@pytest.mark.parametrize("name", UNSETTLED)
+def test_resizing_has_no_constant_where_the_arithmetic_decides(name, tmp_path):
+    size, change, attributes, opset, reason = UNSETTLED[name]
+    if isinstance(change, int):
+        step = one("Resize", "", "", tensor(1, 1, change), **attributes)
+    else:
+        step = one("Resize", *[""] * (opset > 10), torch.tensor([1.0, 1.0, change]), **attributes)
+    tiny = Tiny(tmp_path, [step], (1, 1, size), opset)
+    if reason is None:
+        assert tiny.reasons() == []
+        if opset > 10:
+            _same_matrix(tiny)
+    else:
+        assert re.search(reason, tiny.reasons()[0])
+
+
+_PLACES = {
+    "asymmetric": lambda i, scale, size, out: i / scale,
+    "half_pixel": lambda i, scale, size, out: (i + np.float32(0.5)) / scale - np.float32(0.5),
+    "align_corners": lambda i, scale, size, out: i * np.float32(size - 1) / np.float32(max(1, out - 1)),
+}
+_NEAREST = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
+    "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
+}
+
+
+@given(
+    size=st.integers(1, 40),
+    ratio=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    ulps=st.integers(-1, 1),
+    place=st.sampled_from(sorted(_PLACES)),
+    rounding=st.sampled_from(sorted(_NEAREST)),
+)
+def test_the_nearest_place_is_that_of_runtimes_in_float32(tmp_path_factory, size, ratio, ulps, place, rounding):
+    scale = np.float32(ratio[0] / ratio[1])
+    scale = np.nextafter(scale, np.float32(ulps * np.inf)) if ulps else scale
+    scales = torch.tensor([1.0, 1.0, float(scale)])
+    step = one("Resize", "", scales, coordinate_transformation_mode=place, nearest_mode=rounding)
+    tiny = Tiny(tmp_path_factory.getbasetemp(), [step], (1, 1, size))
+    if tiny.reasons():
+        return
+    out = int(np.float32(size) * scale)
+    places = _PLACES[place](np.arange(out, dtype=np.float32), scale, size, out)
+    taken = _NEAREST[rounding](places).clip(0, size - 1).astype(int)
+    assert torch.equal(tiny.matrix(), torch.eye(size, dtype=torch.float64)[taken])
 
 
 # A point where the function is as steep as its constant says, nearly.
@@ -611,6 +686,11 @@ def test_second_outputs_are_not_followed(tmp_path):
     assert tiny.reasons() == ["MaxPool: its output 2 is not followed"]
 
 
+def test_casts_to_a_few_bits_are_unbounded(tmp_path):
+    for kind in (TensorProto.FLOAT8E4M3FN, TensorProto.INT64, TensorProto.BOOL):
+        assert "jumps" in Tiny(tmp_path, [one("Cast", to=kind)], (3,)).reasons()[0]
+
+
 def test_integers_may_only_move_until_they_are_real(tmp_path):
     steps = [one("Transpose"), ("Cast", ("v0",), {"to": 11}), ("Relu", ("v1",), {})]
     assert Tiny(tmp_path, steps, (2, 3), kind=TensorProto.UINT8).bound() == 1
@@ -652,6 +732,21 @@ def test_sizes_that_a_model_computes_are_constants(tmp_path):
     tiny = Tiny(tmp_path, steps, (2, 3))
     assert tiny.shape_of() == (6,)
     assert tiny.bound() == 1
+
+
+def test_ranges_of_floats_are_known_where_no_runtime_rounds(tmp_path):
+    for values, count in (((0.5, 3.0, 0.5), 5), ((0.0, 1.0, 0.1), None), ((0.0, 2.0**25, 2.0**24), None)):
+        steps = [("Range", tuple(torch.tensor(value) for value in values), {}), ("Shape", ("v0",), {})]
+        tiny = Tiny(tmp_path, [*steps, one("Expand", "v1")], (1,))
+        if count is None:
+            assert "depends on how a runtime rounds" in tiny.reasons()[0]
+        else:
+            assert tiny.shape_of() == (count,)
+
+
+def test_strides_that_leave_out_places_are_not_padded_to_the_same_size(tmp_path):
+    tiny = Tiny(tmp_path, [one("AveragePool", kernel_shape=[1], strides=[6], auto_pad="SAME_UPPER")], (1, 1, 9))
+    assert "leave out places" in tiny.reasons()[0]
 
 
 def test_the_smallest_integer_divided_by_minus_one_does_not_stop_the_process(tmp_path):

@@ -94,7 +94,7 @@ class Translator:
         self._values: dict[str, Any] = dict(program.tensors)
         self._memory = Memory()
         self.changes: list[str] = []  # calls that overwrite parameters or buffers
-        self._types: dict[str, torch.dtype] = {}  # of values that depend on the input, by the names of their nodes
+        self._types = self.b.graph.types  # of values that depend on the input, by the names of their nodes
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""

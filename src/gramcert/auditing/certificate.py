@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from gramcert.auditing.assumptions import assumptions
 from gramcert.auditing.cache import pack
 from gramcert.auditing.following import Followed, Follower, Plan, Step
 from gramcert.auditing.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
@@ -19,22 +20,11 @@ from gramcert.auditing.linear import LinearMap
 from gramcert.auditing.measuring import Measured, Measurement, Norm
 from gramcert.auditing.result import UNBOUNDED
 from gramcert.auditing.strict_json import canonical
-from gramcert.rounding import ASSUMPTIONS
 
 FORMAT = "gramcert certificate 2"
 
 # Of what a vector proves from below, this part is not claimed: another machine rounds otherwise and proves less.
 WITNESS_MARGIN = 1e-6
-
-ABOUT = (
-    "the constant is that of the model as a function of real numbers with the weights as stored; the rounding of its "
-    "evaluation in floating point is not in it",
-    "it bounds ‖f(x) - f(y)‖ by L·‖x - y‖ in the l2 norm for all x and y of this shape, not only for images",
-)
-SOFTPLUS = (
-    "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold, at least 20, changes "
-    "values by less than 5e-9 and counts as rounding"
-)
 
 
 @dataclass(frozen=True)
@@ -128,28 +118,6 @@ def follow(plan: Plan, claims: list[Claim]) -> Followed:
     steps = claimed_steps(plan)
     uppers = {id(step.measurement): claim.upper for step, claim in zip(steps, claims, strict=True)}
     return Follower(plan, lambda measurement: Measured(None, uppers.get(id(measurement), 1.0), "claim")).run()
-
-
-def assumptions(graph: Graph, input_shape: tuple[int, ...]) -> tuple[str, ...]:
-    """What the guarantee rests on."""
-    softplus = (SOFTPLUS,) if _uses_softplus(graph) else ()
-    return (*ABOUT, _about_batch(graph, input_shape), *ASSUMPTIONS, *softplus)
-
-
-def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
-    """What the model was taken to be given at a time."""
-    given = next(node.shape for node in graph.nodes.values() if isinstance(node.operation, Input))
-    count = 1 if len(given) == len(shape) else given[0]
-    if count > 1:
-        return f"the model takes {count} examples at a time, and the constant is about all of them as one input"
-    return "the model is given one example at a time; what it does across the examples of a larger batch is not in it"
-
-
-def _uses_softplus(graph: Graph) -> bool:
-    operations = (node.operation for node in graph.nodes.values())
-    return any(
-        isinstance(operation, Nonlinear) and operation.name.startswith(("softplus", "mish")) for operation in operations
-    )
 
 
 def node_facts(node: Node) -> dict[str, Any]:

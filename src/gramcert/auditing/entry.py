@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from gramcert.arguments import axis_sizes
+from gramcert.auditing.assumptions import assumptions
 from gramcert.auditing.cache import Cache
-from gramcert.auditing.certificate import FORMAT, Claim, assumptions, certificate, claimed_steps, unverified, versions
+from gramcert.auditing.certificate import FORMAT, Claim, certificate, claimed_steps, unverified, versions
 from gramcert.auditing.following import Follower, Plan
 from gramcert.auditing.measuring import Measured, Measurement
 from gramcert.auditing.reading import Source

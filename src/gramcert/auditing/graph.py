@@ -89,11 +89,19 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes in the order of their execution; each name once."""
+    """Nodes in the order of their execution; each name once.
+
+    Attributes:
+        nodes: by their names.
+        outputs: names of nodes by those of the results.
+        constant_outputs: names of results that do not depend on the input.
+        types: of values, by the names of their nodes, where they are known.
+    """
 
     nodes: dict[str, Node] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     constant_outputs: list[str] = field(default_factory=list)
+    types: dict[str, torch.dtype] = field(default_factory=dict)
 
     def needed(self) -> "Graph":
         """Without the nodes that no output depends on."""
@@ -102,7 +110,7 @@ class Graph:
             if node.name in wanted:
                 wanted.update(node.inputs)
         nodes = {name: node for name, node in self.nodes.items() if name in wanted or isinstance(node.operation, Input)}
-        return Graph(nodes, self.outputs, self.constant_outputs)
+        return Graph(nodes, self.outputs, self.constant_outputs, self.types)
 
 
 @dataclass(frozen=True)

@@ -398,7 +398,7 @@ def _cast(t: "Translator", c: Call) -> Value:
     if isinstance(x, Tensor) and dtype is not None:
         return x.to(dtype)
     if dtype not in REAL:
-        raise Unknown("rounding to integers or truth values jumps")
+        raise Unknown("rounding to integers, truth values or a few bits jumps")
     result = t.b.same(c.x())
     t.type_of(result, dtype)
     return result

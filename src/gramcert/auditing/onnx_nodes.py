@@ -96,7 +96,7 @@ class Translator:
         self.patterns = Patterns(self.b)
         self._values: dict[str, Value] = dict(model.tensors)
         self._inputs: tuple[Variable, ...] = ()
-        self._types: dict[str, torch.dtype] = {}  # of values, by the names of their nodes
+        self._types = self.b.graph.types  # of values, by the names of their nodes
         self._shapeless: set[str] = set()  # names of nodes whose shape is not known
         self._entries = 0
 

@@ -1,0 +1,61 @@
+"""What a constant rests on, said for people: in every audit and its certificate."""
+
+import torch
+
+from gramcert.auditing.graph import Graph, Input, Node, Nonlinear
+from gramcert.rounding import ASSUMPTIONS
+
+ABOUT = (
+    "the constant is that of the model as a function of real numbers with the weights as stored; the rounding of its "
+    "evaluation in floating point is not in it",
+    "it bounds ‖f(x) - f(y)‖ by L·‖x - y‖ in the l2 norm for all x and y of this shape, not only for images",
+)
+SOFTPLUS = (
+    "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold, at least 20, changes "
+    "values by less than 5e-9 and counts as rounding"
+)
+
+
+def assumptions(graph: Graph, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Of an audit of this graph, for inputs of this shape without the batch."""
+    softplus = [SOFTPLUS] if _uses_softplus(graph) else []
+    return (*ABOUT, _about_batch(graph, shape), *ASSUMPTIONS, *softplus, *_about_types(graph))
+
+
+def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
+    """What the model was taken to be given at a time."""
+    given = _input(graph).shape
+    count = 1 if len(given) == len(shape) else given[0]
+    if count > 1:
+        return f"the model takes {count} examples at a time, and the constant is about all of them as one input"
+    return "the model is given one example at a time; what it does across the examples of a larger batch is not in it"
+
+
+def _input(graph: Graph) -> Node:
+    return next(node for node in graph.nodes.values() if isinstance(node.operation, Input))
+
+
+def _uses_softplus(graph: Graph) -> bool:
+    operations = (node.operation for node in graph.nodes.values())
+    return any(
+        isinstance(operation, Nonlinear) and operation.name.startswith(("softplus", "mish")) for operation in operations
+    )
+
+
+def _about_types(graph: Graph) -> list[str]:
+    """Types narrower than float32, or than that of the input."""
+    usual = max(32, _bits(graph.types.get(_input(graph).name)))
+    narrow = {
+        graph.types[node.name]: node.label
+        for node in reversed(graph.nodes.values())  # the first one of each type remains
+        if 0 < _bits(graph.types.get(node.name)) < usual
+    }
+    return [
+        f"values are rounded to {str(dtype).removeprefix('torch.')}, first in {label}: a jump however close two inputs "
+        "are, which counts as rounding and is not in the constant"
+        for dtype, label in narrow.items()
+    ]
+
+
+def _bits(dtype: torch.dtype | None) -> int:
+    return torch.finfo(dtype).bits if dtype is not None and dtype.is_floating_point else 0
