@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap, Move
-from gramcert.certified.choose import enclose
-from gramcert.certified.deployed import NEAR_ONE, TOLERANCES, ResidualParts, residual_norms
+from gramcert.certified.deployed import ResidualParts, refined, residual_norms
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import TapwiseLayer
 from gramcert.certified.work import Work
@@ -26,7 +25,7 @@ from gramcert.geometry.reduction import reduced_kernels
 from gramcert.rounding import checked_arithmetic, down, root_down, up
 
 # Changes whenever a measurement of the same map may give another result.
-FORMAT = 1
+FORMAT = 2
 
 MAX_BYTES = 2**31
 
@@ -144,21 +143,16 @@ class Norm(Measurement):
         layer: Convolution | Tensor = linear.layer if isinstance(linear, Convolve) else linear.matrix
         size = linear.input_size if isinstance(linear, Convolve) else None
         work = Work(MAX_BYTES, max_seconds, call="audit")
-        lower, upper = 0.0, math.inf
-        for finer in (tol, *(value for value in TOLERANCES if value < tol)):
-            found = enclose("audit", layer, size, finer, work)
-            lower, upper = max(lower, found.lower), min(upper, found.upper)
-            # A layer that was made to have norm 1 deserves to be known better.
-            if upper <= 1 or lower > NEAR_ONE or not found.tol_reached:
-                break
-        notes = () if (upper - lower) <= tol * upper else found.notes
+        found = refined("audit", layer, size, tol, work)
         profile = _profile(linear.layer) if isinstance(linear, Convolve) else ()
         witness = None
         if work.witness is not None and work.witness.numel() <= MOST_WITNESS:
             witness = (work.witness.flatten() * (127 / work.witness.abs().max())).round().to(torch.int8)
         seconds = time.perf_counter() - start
         proved = 0.0 if witness is None else witnessed_lower(linear, witness)
-        return self._widened(Measured(lower, upper, found.method, notes, seconds, profile, witness, proved))
+        return self._widened(
+            Measured(found.lower, found.upper, found.method, found.notes, seconds, profile, witness, proved)
+        )
 
     def _widened(self, found: Measured) -> Measured:
         error = self.map.error
@@ -224,11 +218,14 @@ class ResidualLayer(Measurement):
         """See :class:`gramcert.certified.deployed.ResidualParts`; norms near 1 are refined as far as possible."""
         start = time.perf_counter()
         parts = ResidualParts.of(self.inner, self.outer, self.factors())
-        norms = residual_norms("audit", parts, self.input_size)
+        work = Work(MAX_BYTES, max_seconds, call="audit")
+        scaled, spread = residual_norms("audit", parts, self.input_size, tol, work)
+        notes = scaled.notes if scaled.notes or not work.stopped else spread.notes
+        norms = scaled.upper, spread.upper
         method = "theorem of the residual layer: slopes of φ in [0, 1], WᵀW ⪯ R⁻²"
         profile = _profile(self.inner) if self.input_size is not None else ()
         seconds = time.perf_counter() - start
-        return Measured(None, parts.constant(*norms), method, (), seconds, profile, norms=norms)
+        return Measured(None, parts.constant(*norms), method, notes, seconds, profile, norms=norms)
 
 
 def witnessed_lower(linear: LinearMap, witness: Tensor) -> float:

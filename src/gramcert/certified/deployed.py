@@ -4,6 +4,8 @@ A layer that was built to have norm 1 has, with its weights rounded, a norm near
 they are at most 1, or as near as the arithmetic allows.
 """
 
+import dataclasses
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +15,7 @@ from gramcert.arguments import Sizes
 from gramcert.certified.choose import as_convolution, enclose
 from gramcert.certified.gram_symbol import crude_norm
 from gramcert.certified.work import Work
+from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
 from gramcert.rounding import gamma, underflow, up
 
@@ -29,20 +32,45 @@ COARSE = 0.1
 TINY_FACTOR = 2.0**-400
 
 MAX_BYTES = 2**31
-MAX_SECONDS = 60.0
+
+# What knowing a norm near 1 better is worth: half a minute or so, counted in operations, so that what is certified does
+# not depend on how busy the machine is.
+WORTH = 1e12
 
 
 def norm_upper(call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None) -> float:
     """Certified upper bound of the norm of a layer, as tight as 1e-3, and much tighter where the norm may be 1."""
-    upper = float("inf")
+    work = Work(MAX_BYTES, None, call=call)
+    found = refined(call, layer, input_size, TOLERANCES[0], work)
+    _warn_if_stopped(f"{call}({type(layer).__name__})", found, work)
+    return found.upper
+
+
+def _warn_if_stopped(name: str, found: Enclosure, work: Work) -> None:
+    """Say it aloud where memory left a bound loose: a float carries no notes."""
+    if work.stopped and not found.tol_reached:
+        warnings.warn(f"{name}: its norm is only known to be {found}; {work.stopped}", stacklevel=4)
+
+
+def refined(
+    call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None, tol: float, work: Work
+) -> Enclosure:
+    """An enclosure as tight as ``tol``, and much tighter where the norm may be 1; its notes say what stopped it."""
     description = as_convolution(call, layer)  # once: a parametrisation may give other weights the next time
-    work = Work(MAX_BYTES, MAX_SECONDS, call=call)
-    for tol in TOLERANCES:
-        found = enclose(call, description, input_size, tol, work)
-        upper = min(upper, found.upper)
-        if upper <= 1 or found.lower > NEAR_ONE or not found.tol_reached:
+    found = enclose(call, description, input_size, tol, work)
+    lower, upper = found.lower, found.upper
+    work.max_operations = WORTH
+    for finer in (value for value in TOLERANCES if value < tol):
+        if upper <= 1 or lower > NEAR_ONE or not found.tol_reached:
             break
-    return upper
+        found = enclose(call, description, input_size, finer, work)
+        lower, upper = max(lower, found.lower), min(upper, found.upper)
+    work.max_operations = float("inf")
+    best = Enclosure(lower, upper, found.method)
+    reached = best.relative_width <= tol
+    # With more time it might be known better, even if it is known well enough.
+    in_haste = work.max_seconds is not None and not found.tol_reached
+    return dataclasses.replace(best, tol_reached=reached, notes=() if reached and not in_haste else found.notes)
 
 
 @dataclass(frozen=True)
@@ -89,16 +117,21 @@ class ResidualParts:
         return up(max(1.0, up(up(2 * up(inner * inner)) - 1)) + up(error * inner))
 
 
-def residual_norms(call: str, parts: ResidualParts, input_size: Sizes | None) -> tuple[float, float]:
-    """Certified upper bounds of the norms of the two maps of a residual layer."""
-    work = Work(MAX_BYTES, MAX_SECONDS, call=call)
-    return norm_upper(call, parts.scaled, input_size), enclose(call, parts.spread, input_size, COARSE, work).upper
+def residual_norms(
+    call: str, parts: ResidualParts, input_size: Sizes | None, tol: float, work: Work
+) -> tuple[Enclosure, Enclosure]:
+    """Enclosures of the norms of the two maps of a residual layer, that of the rounding errors only roughly."""
+    scaled = refined(call, parts.scaled, input_size, tol, work)
+    return scaled, enclose(call, parts.spread, input_size, COARSE, work)
 
 
 def residual_upper(call: str, layer: Convolution, outer: Tensor, factors: Tensor, input_size: Sizes | None) -> float:
     """Certified constant of a residual layer; see :class:`ResidualParts`."""
     parts = ResidualParts.of(layer, outer, factors)
-    return parts.constant(*residual_norms(call, parts, input_size))
+    work = Work(MAX_BYTES, None, call=call)
+    scaled, spread = residual_norms(call, parts, input_size, TOLERANCES[0], work)
+    _warn_if_stopped(f"{call}(the residual layer)", scaled, work)
+    return parts.constant(scaled.upper, spread.upper)
 
 
 def _rounding(kernel: Tensor) -> float:

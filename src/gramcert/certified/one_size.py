@@ -45,9 +45,6 @@ QUICK = 8192
 # Taps on an axis up to which the band is put together: the work grows with their square.
 MOST_TAPS = 128
 
-# Rate for the guess whether a banded proof fits into the time that is left.
-FLOPS_PER_SECOND = 2e10
-
 # Grids up to this many frequencies are searched without looking at all frequencies first.
 SMALL_GRID = 2048
 
@@ -328,7 +325,7 @@ class OneSize:
         return f"{tries} of {grams[0].description}{several}"
 
     def _grams(self, groups: list[int]) -> list[DenseGram] | list[BandedGram]:
-        self.work.require_seconds(BANDED, 0.0)
+        self.work.require_operations(BANDED, 0.0)
         if self._is_small:
             return [DenseGram(self.kernels[group], self.axes) for group in groups]
         most = max(axis.taps for axis in self.axes)
@@ -337,7 +334,7 @@ class OneSize:
         self.work.require_bytes(BANDED, band_bytes(self.axes))
         grams = smaller_grams(self.kernels[groups], self.axes)
         self.work.require_bytes(BANDED, band_bytes(self.axes) // 2 + grams[0].bytes)
-        self.work.require_seconds(BANDED, len(grams) * grams[0].flops / FLOPS_PER_SECOND)
+        self.work.require_operations(BANDED, len(grams) * grams[0].flops)
         return grams
 
     def _groups_by_size(self) -> list[int]:

@@ -58,6 +58,7 @@ SHARE = 0.9
 # Eigenvalues that deviate from their mean by less than this share of it make a symbol worth to be called flat.
 FLAT = 0.4
 
+NEXT_LEVEL = "the next level of cells"
 ROUNDING = "rounding in float64 leaves no room for this tolerance"
 
 # Cells kept at a time, past which the search stops with what it has, and bytes for each of them and each axis: its
@@ -302,10 +303,12 @@ class _Search:
         children = 2 ** len(self.symbol.axes)
         if children * len(cells) > MOST_CELLS:
             return f"the symbol is too flat: more than {MOST_CELLS} cells would be needed"
-        if CELL_BYTES * len(self.symbol.axes) * children * len(cells) + self.work.held > self.work.max_bytes:
-            return f"max_bytes={self.work.max_bytes} is not enough for the next level of cells"
-        if children * seconds > self.work.remaining:
-            return f"max_seconds={self.work.max_seconds} would not be enough for the next level of cells"
+        try:
+            self.work.require_bytes(NEXT_LEVEL, CELL_BYTES * len(self.symbol.axes) * children * len(cells))
+            self.work.require_seconds(NEXT_LEVEL, children * seconds)
+            self.work.require_operations(NEXT_LEVEL, children * len(cells) * 4 * self.symbol.order**3)
+        except OutOfBudgetError as error:
+            return str(error)
         return ""
 
     def _rank(self, cells: Cells, wanted: int, sign: int = 1) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,12 +2,17 @@
 
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from torch import Tensor
 
 from gramcert.enclosure import Step
 
 Progress = Callable[[str, float], None]
+
+
+# Rate for the guess whether a method fits into the time that is left.
+OPERATIONS_PER_SECOND = 2e10
 
 
 class OutOfBudgetError(Exception):
@@ -35,6 +40,8 @@ class Work:
         self.max_bytes = max_bytes
         self.held = 0  # bytes of what is kept while the methods run
         self.max_seconds = max_seconds
+        self.max_operations = float("inf")  # of one step; unlike time the same on every machine
+        self.stopped = ""  # by which limit the last method was stopped, if one was
         self.steps: list[Step] = []
         self.witness: Tensor | None = None  # the vector that proved the lower bound, if one did
         self._progress = progress
@@ -50,16 +57,22 @@ class Work:
     def require_seconds(self, name: str, guess: float) -> None:
         """Stop if a method would take longer than is left."""
         if self.remaining <= 0:
-            raise OutOfBudgetError(f"{name}: max_seconds={self.max_seconds} left no time for it")
+            self._stop(f"{name}: max_seconds={self.max_seconds} left no time for it")
         if guess > self.remaining:
-            raise OutOfBudgetError(f"{name}: about {guess:.1f} s, more than max_seconds={self.max_seconds} leaves")
+            self._stop(f"{name}: about {guess:.1f} s, more than max_seconds={self.max_seconds} leaves")
+
+    def require_operations(self, name: str, operations: float) -> None:
+        """Stop if a method would take more operations than allowed, or longer than is left."""
+        if operations > self.max_operations:
+            self._stop(f"{name}: {operations:.1g} operations, more than the {self.max_operations:.1g} it is worth")
+        self.require_seconds(name, operations / OPERATIONS_PER_SECOND)
 
     def tick(self, name: str, share: float) -> None:
         """Report progress, and stop if the time is up."""
         if self._progress is not None:
             self._progress(name, share)
         if self.remaining < 0:
-            raise OutOfBudgetError(f"{name}: max_seconds={self.max_seconds} is over")
+            self._stop(f"{name}: max_seconds={self.max_seconds} is over")
 
     @property
     def available(self) -> int:
@@ -70,10 +83,14 @@ class Work:
         """Stop if a method needs more memory than is left beside what is held."""
         needed += self.held
         if needed > self.max_bytes:
-            raise OutOfBudgetError(
+            self._stop(
                 f"{name}: needs {needed / 2**30:.2g} GiB, more than max_bytes={self.max_bytes} "
                 f"({self.max_bytes / 2**30:.2g} GiB)"
             )
+
+    def _stop(self, reason: str) -> NoReturn:
+        self.stopped = reason
+        raise OutOfBudgetError(reason)
 
     def record(self, name: str, lower: float, upper: float, note: str = "", *, quantity: str = "the norm") -> None:
         """Note what a method proved, and of which quantity; its time runs from the previous record."""
