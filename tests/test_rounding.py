@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+import gramcert
 from gramcert import rounding
 
 
@@ -143,3 +144,11 @@ def test_row_norms_are_rounded_up():
         for row, found in zip(rows, rounding.row_norms_up(rows), strict=True):
             exact = sum(Fraction(float(value)) ** 2 for value in row)
             assert exact <= Fraction(float(found)) ** 2 <= exact * Fraction(1 + 1e-13)
+
+
+def test_proofs_are_made_on_the_cpu_whatever_the_default_device_is():
+    layer = torch.nn.Conv2d(2, 2, 3)
+    before = gramcert.spectral_norm(layer, 8)
+    with torch.device("meta"):
+        inside = gramcert.spectral_norm(layer, 8)
+    assert (inside.lower, inside.upper) == (before.lower, before.upper)

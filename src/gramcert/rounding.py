@@ -9,7 +9,7 @@ The derivations are in ``docs/what-is-certified.md``.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -246,7 +246,9 @@ def checked_arithmetic(call: str) -> Iterator[None]:
 
     The precision of float32 products is a setting of the process, put back at the end.
     """
-    with full_float32_products(call), torch.no_grad(), torch.autocast("cpu", enabled=False):
+    elsewhere = torch.get_default_device().type != "cpu"  # where new tensors would be made
+    device = torch.device("cpu") if elsewhere else nullcontext()
+    with full_float32_products(call), torch.no_grad(), torch.autocast("cpu", enabled=False), device:
         _check(call)
         yield
 

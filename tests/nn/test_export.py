@@ -145,3 +145,11 @@ def test_what_cannot_be_copied():
     layer.kept = torch.ones(1, requires_grad=True) * 2
     with pytest.raises(TypeError, match=r"export\(model\): it cannot be copied"):
         gnn.export(layer)
+
+
+def test_layers_with_a_replaced_method_are_left_as_they_are():
+    """What they compute is not what their class says."""
+    layer = gnn.Abs()
+    layer.compute = lambda x: 7 * x
+    model = nn.Sequential(layer)
+    assert torch.equal(gnn.export(model)(torch.ones(1, 2)), model(torch.ones(1, 2)))

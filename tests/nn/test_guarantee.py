@@ -1,7 +1,10 @@
 """``lipschitz_bound``: what is known, with the right number; what is not, with an error and never a 1."""
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -168,3 +171,16 @@ def test_a_subclass_may_give_its_own_guarantee():
 def test_bad_input(module, size, message):
     with pytest.raises(ValueError, match=message):
         lipschitz_bound(module, size)
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.tensor(0.1), np.float32(0.1), Fraction(1, 3), Decimal("0.1"), 2**53 + 1], ids=repr
+)
+def test_factors_of_every_type_are_taken_exactly(weight):
+    """A factor that somebody set after construction; tensors and NumPy's scalars would round what they meet."""
+    block = gnn.Residual(nn.Tanh())
+    block.keep, block.weight = weight, weight
+    total = 2 * Fraction(weight.item() if isinstance(weight, (torch.Tensor, np.generic)) else weight)
+    bound = lipschitz_bound(block)
+    assert type(bound) is float
+    assert total <= Fraction(bound) <= total * (1 + Fraction(1, 2**50))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from gramcert.arguments import checked_radii, require_finite
 from gramcert.certification.forward import CertifiedForward, open_chain
 from gramcert.certification.rounded import Linear
 from gramcert.certified.margins import radii as margin_radii
+from gramcert.exact import float_up
 from gramcert.geometry.convolution import effective_weight
 from gramcert.geometry.recognition import unwrapped
 from gramcert.nn.baking import frozen
@@ -48,7 +50,7 @@ class CertifiedAccuracy:
         """Certified accuracy at any radius, of all inputs or of one class."""
         checked_radii("CertifiedAccuracy.at", [radius])
         chosen = self.radii if label is None else self.radii[self._of_class("at", label)]
-        return float((chosen > radius).double().mean())
+        return _share_beyond(chosen, radius)
 
     def clean_of(self, label: int) -> float:
         """Accuracy on the inputs of one class."""
@@ -116,7 +118,7 @@ def certify(
     every_label, every_prediction, every_radius = torch.cat(labels), torch.cat(predictions), torch.cat(found)
     return CertifiedAccuracy(
         clean=float((every_prediction == every_label).double().mean()),
-        certified={radius: float((every_radius > radius).double().mean()) for radius in radii},
+        certified={radius: _share_beyond(every_radius, radius) for radius in radii},
         lipschitz=classifier.forward.lipschitz,
         labels=every_label,
         predictions=every_prediction,
@@ -154,6 +156,11 @@ class _Classifier:
         require_finite(call, "logits", logits)
         certified = margin_radii(self.weight, logits, max(self.forward.lipschitz, _SMALLEST), rounding, distance)
         return truth, _winner(logits), certified, float(distance.nan_to_num(math.inf, math.inf).max())
+
+
+def _share_beyond(found: Tensor, radius: float) -> float:
+    """Share of the certified radii above one, which may be an int that float64 does not hold."""
+    return float((found > float_up(Fraction(radius))).double().mean())
 
 
 def _split(call: str, model: nn.Module) -> tuple[list[nn.Module], nn.Linear]:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from torch import nn
 from torch.nn.utils import parametrize
 
-from gramcert.geometry.recognition import require_faithful_copies, require_steady
+from gramcert.geometry.recognition import is_genuine, require_faithful_copies, require_known, require_steady
 from gramcert.nn.dense import SRConv1d, SRConv2d, SRConv3d, SRLinear
 from gramcert.nn.head import NormalizedLinear
 
@@ -89,11 +89,13 @@ def _replaced(
 
 def _plain(module: nn.Module) -> nn.Module:
     """A layer of this package in torch's operations, others as they are, and so those that hooks or a user changed."""
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+    if not is_genuine(type(module), "gramcert") or not isinstance(module, Exportable):
         return module
-    if type(module).__module__.startswith("gramcert.") and isinstance(module, Exportable):
-        return module.plain().eval()
-    return module
+    try:
+        require_known("export", module, type(module))
+    except TypeError:
+        return module
+    return module.plain().eval()
 
 
 def _baked(module: nn.Module) -> nn.Module:

@@ -1,10 +1,13 @@
 """Layers of layers, with the constant that follows from their parts."""
 
+import math
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gramcert.exact import exact, float_up
 from gramcert.nn.guarantee import constant_and_size, times
 from gramcert.nn.layer import Layer
 from gramcert.nn.pooling import root_float32
@@ -54,7 +57,11 @@ class Residual(Layer):
         constant, after = constant_and_size(call, self.module, size)
         if size is not None and after != size:
             raise ValueError(f"{call}(Residual): its module turns size {size} into {after}, so they cannot be added")
-        keep, share = (1.0, 1.0) if self.weight is None else (abs(self.keep), abs(self.weight))
+        keep, share = (
+            (1.0, 1.0)
+            if self.weight is None
+            else tuple(_size(f"{call}(Residual.weight)", value) for value in (self.keep, self.weight))
+        )
         part = times(share, constant)
         total = keep + part
         # These differences are the two parts exactly if and only if the sum was not rounded.
@@ -97,16 +104,25 @@ class Concatenation(Layer):
         if len(sizes) > 1:
             raise ValueError(f"{call}(Concatenation): its parts turn size {size} into different ones, {sizes}")
         constants = [constant for constant, _ in found]
-        if all(constant <= 1 for constant in constants) and Fraction(self.factor) ** 2 * len(constants) <= 1:
+        factor = _size(f"{call}(Concatenation.factor)", self.factor)
+        if all(constant <= 1 for constant in constants) and Fraction(factor) ** 2 * len(constants) <= 1:
             return 1.0, sizes.pop()
         squares = 0.0
         for constant in constants:
             squares = up(squares + up(constant * constant))
-        return times(abs(self.factor), root_up(squares)), sizes.pop()
+        return times(factor, root_up(squares)), sizes.pop()
 
     def extra_repr(self) -> str:
         """For printing."""
         return f"factor={self.factor:.6g}"
+
+
+def _size(name: str, factor: Any) -> float:
+    """The absolute value of a factor of any type, rounded up; what is not finite is an error."""
+    number = exact(name, factor)
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: expected a finite number, got {factor!r}")
+    return float_up(max(number, -number))
 
 
 def _require_no_overwriting(call: str, module: nn.Module) -> None:
