@@ -27,6 +27,33 @@ def test_directed_rounding(value):
     assert upper <= math.sqrt(value) * (1 + 1e-15) + 5e-324
 
 
+def test_what_is_no_number_bounds_nothing():
+    assert rounding.up(math.nan) == math.inf
+    assert rounding.down(math.nan) == -math.inf
+    assert rounding.root_up(math.nan) == math.inf
+    values = torch.tensor([math.nan, 1.0], dtype=torch.float64)
+    assert rounding.next_up(values)[0] == math.inf
+    assert rounding.next_down(values)[0] == -math.inf
+    assert rounding.total_up(values) == math.inf
+    for vector in (values, values * math.inf, torch.full((2,), 1e200, dtype=torch.float64)):
+        assert rounding.norm_down(vector) == 0
+        assert rounding.norm_up(vector) == math.inf
+
+
+@pytest.mark.parametrize("piece", [1, 7, 50, 10**6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_absolute_sums_in_pieces(piece, dtype, monkeypatch):
+    monkeypatch.setattr(rounding, "_PIECE", piece)
+    kernel = torch.randn(5, 4, 3, 2, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    exact = [[[Fraction(entry) for entry in column] for column in row] for row in kernel.abs().flatten(2).tolist()]
+    rows = max(sum(map(sum, row)) for row in exact)
+    columns = max(sum(map(sum, column)) for column in zip(*exact, strict=True))
+    for exponent in (0, -1060, 900):
+        scale = Fraction(2) ** exponent
+        for found, truth in zip(rounding.absolute_sums(kernel, exponent), (rows, columns), strict=True):
+            assert truth * scale <= Fraction(found) <= truth * scale * Fraction(1 + 1e-13) + Fraction(2) ** -1010
+
+
 @pytest.mark.parametrize("exponent", [-1100, -1074, -60, 0, 60, 1023, 1100])
 def test_scaling_rounds_outward(exponent):
     value = 1.0 + 2.0**-52

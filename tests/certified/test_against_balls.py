@@ -1,5 +1,6 @@
 """Enclosures against exact and ball arithmetic: not one unit in the last place on the wrong side."""
 
+import itertools
 import sys
 from fractions import Fraction
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 import gramcert
 from cases import layers
 from gramcert import Convolution, singular_values, spectral_norm
+from gramcert.certified.frequencies import Frequencies
+from gramcert.rounding import TWIDDLE_ERROR
 
 flint = pytest.importorskip("flint", reason="python-flint is not installed")
 from ball import ball_norm, holds, random_matrix  # noqa: E402
@@ -84,6 +87,25 @@ def _evaluate(polynomial, place):
     for coefficient in reversed(polynomial.coeffs()):
         value = value * place + coefficient
     return value
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2**34)), min_size=1, max_size=3))
+def test_waves_are_within_their_error(axes):
+    """Products of one sine or cosine for each axis, against those of the whole angle."""
+    denominators = tuple(2**31 - 1 if number % 2 else 2**30 * 3 for number, _ in axes)
+    numerators = [start % size for (_, start), size in zip(axes, denominators, strict=True)]
+    places = [torch.tensor([-number, 0, number]) for number, _ in axes]
+    waves = Frequencies(torch.tensor([numerators]), denominators).waves(places)
+    flint.ctx.dps = 60
+    try:
+        for index, steps in enumerate(itertools.product(*(place.tolist() for place in places))):
+            turn = sum(Fraction(a * x, m) for a, x, m in zip(steps, numerators, denominators, strict=True))
+            angle = 2 * flint.arb.pi() * flint.arb(flint.fmpq(*turn.as_integer_ratio()))
+            for found, truth in zip(waves, (angle.cos(), angle.sin()), strict=True):
+                exact = flint.arb(flint.fmpq(*found[0, index].item().as_integer_ratio()))
+                assert abs(exact - truth) <= TWIDDLE_ERROR
+    finally:
+        flint.ctx.dps = 15
 
 
 def test_singular_values():
