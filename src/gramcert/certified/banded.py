@@ -140,7 +140,8 @@ class BandedGram:
         )
         counts = 4 * self._outer.taps**2 * self.positions * (self.bandwidth + 1)
         entries = sum(24 * gram.size * gram.taps**2 for gram in self._inner)
-        self.bytes = 8 * self.block**2 * blocks + counts + entries
+        self.window_bytes = 8 * self.block**2 * blocks
+        self.kept = counts + entries  # of the axes, shared by all groups
         self.storing_error = _storing_error(kernel, axes, side)
         self._blocks: dict[bytes, Tensor] = {}
 
@@ -203,6 +204,12 @@ class BandedGram:
 
     def proves_below(self, level: float, work: Work) -> bool:
         """Whether λ_max <= level was proved, rounding included; False says nothing."""
+        try:
+            return self._factorises(level, work)
+        finally:
+            self._blocks.clear()  # there may be many groups
+
+    def _factorises(self, level: float, work: Work) -> bool:
         window = (self.panel + self.bandwidth) * self.block
         largest = up(level + diagonal_error(level, torch.float64))
         error = banded_cholesky_error(min(window, self.order), self.half_bandwidth, largest)

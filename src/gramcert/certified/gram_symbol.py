@@ -70,6 +70,7 @@ class GramSymbol:
         self._skipped = math.prod(2 * size - 1 for size in self.sizes[1:]) // 2
         self._lag_count = math.prod(2 * size - 1 for size in self.sizes) // 2 + 1
         self._batch = batch or _usual_batch(self.order, self._lag_count)
+        self.bytes = 0  # what it may come to take, where that is limited
         self._tables: dict[torch.dtype, Table] = {}
 
     @classmethod
@@ -88,7 +89,11 @@ class GramSymbol:
         # them, their factors.
         each = 64 * lags + 80 * order**2
         work.require_bytes(name, fixed + each)
-        return cls(kernel, min(_usual_batch(order, lags), (work.available - fixed) // each))
+        # Half of the memory is left for the frequencies themselves.
+        batch = max(1, min(_usual_batch(order, lags), (work.available // 2 - fixed) // each))
+        symbol = cls(kernel, batch)
+        symbol.bytes = fixed + batch * each
+        return symbol
 
     @functools.cached_property
     def lags(self) -> Tensor:

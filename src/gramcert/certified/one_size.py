@@ -6,6 +6,7 @@ padding map; and by the banded proof, which alone comes arbitrarily near. From b
 vector.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -175,7 +176,7 @@ class OneSize:
         return best
 
     def _points(self, name: str, grid: FrequencyGrid, symbol: GramSymbol) -> Frequencies:
-        self.work.require_bytes(name, 64 * len(grid))
+        self.work.require_bytes(name, symbol.bytes + 64 * len(grid))
         return Frequencies.of_grid(grid, symbol.axes)
 
     def _all_frequencies(self) -> str:
@@ -300,7 +301,17 @@ class OneSize:
         """Prove half the tolerance above the lower bound; where that fails, look for more below, then ask for less."""
         groups = [group for group in self._groups_by_size() if self._crude[group] > self.target]
         left_out = max((size for group, size in enumerate(self._crude) if group not in groups), default=0.0)
-        grams = self._grams(groups)
+        grams, kept = self._grams(groups)
+        self.work.held += kept
+        try:
+            tries = self._tries(grams, left_out)
+        finally:
+            self.work.held -= kept
+        several = f", {len(grams)} groups" if len(grams) > 1 else ""
+        return f"{tries} of {grams[0].description}{several}"
+
+    def _tries(self, grams: list[DenseGram] | list[BandedGram], left_out: float) -> int:
+        """Try one proof after the other, and say how many it were."""
         ask, hopeless, tries, excess = self.tol / 2, False, 0, max(1e-15 * self.upper**2, 1e-300)
         while not self.finished:
             bound = largest_upper(self.lower, ask)
@@ -316,26 +327,30 @@ class OneSize:
                 break
             before = self.lower
             self._settled = max(1e-3 * self._settled, 1e-16)  # two values may lie close together
-            self._lanczos()
+            with contextlib.suppress(OutOfBudgetError):  # beside the Gram matrices there may be no memory for it
+                self._lanczos()
             if self.lower <= before * (1 + self.tol / 10):
                 ask, hopeless = self.tol, ask == self.tol
         if not self.finished:
             self.reasons.append(ROUNDING)
-        several = f", {len(grams)} groups" if len(grams) > 1 else ""
-        return f"{tries} of {grams[0].description}{several}"
+        return tries
 
-    def _grams(self, groups: list[int]) -> list[DenseGram] | list[BandedGram]:
-        self.work.require_operations(BANDED, 0.0)
+    def _grams(self, groups: list[int]) -> tuple[list[DenseGram] | list[BandedGram], int]:
+        """The Gram matrices of some groups, and the bytes that stay with them."""
+        self.work.require_seconds(BANDED, 0.0)
         if self._is_small:
-            return [DenseGram(self.kernels[group], self.axes) for group in groups]
+            dense = [DenseGram(self.kernels[group], self.axes) for group in groups]
+            return dense, 8 * sum(gram.order**2 for gram in dense)
         most = max(axis.taps for axis in self.axes)
         if most > MOST_TAPS:
             raise OutOfBudgetError(f"{BANDED}: made for up to {MOST_TAPS} taps on an axis, got {most}")
-        self.work.require_bytes(BANDED, band_bytes(self.axes))
+        weights = 8 * self.kernels[0].numel() * len(groups)
+        self.work.require_bytes(BANDED, weights + band_bytes(self.axes))
         grams = smaller_grams(self.kernels[groups], self.axes)
-        self.work.require_bytes(BANDED, band_bytes(self.axes) // 2 + grams[0].bytes)
+        kept = weights + band_bytes(self.axes) // 2 + grams[0].kept
+        self.work.require_bytes(BANDED, kept + grams[0].window_bytes)
         self.work.require_operations(BANDED, len(grams) * grams[0].flops)
-        return grams
+        return grams, kept
 
     def _groups_by_size(self) -> list[int]:
         return sorted(range(len(self.kernels)), key=lambda group: -self._crude[group])

@@ -132,8 +132,11 @@ class _Search:
     def cover(self, radius: float) -> Cells:
         """Cells of at most this radius for all frequencies, if they fit into the memory."""
         degrees = self.symbol.degrees
-        self.work.require_bytes("cells", CELL_BYTES * len(degrees) * Cells.most(degrees, radius))
+        self.work.require_bytes("cells", self._bytes_with(Cells.most(degrees, radius)))
         return Cells.cover(degrees, radius)
+
+    def _bytes_with(self, cells: int) -> int:
+        return self.symbol.bytes + CELL_BYTES * len(self.symbol.axes) * cells
 
     @property
     def target(self) -> float:
@@ -304,7 +307,7 @@ class _Search:
         if children * len(cells) > MOST_CELLS:
             return f"the symbol is too flat: more than {MOST_CELLS} cells would be needed"
         try:
-            self.work.require_bytes(NEXT_LEVEL, CELL_BYTES * len(self.symbol.axes) * children * len(cells))
+            self.work.require_bytes(NEXT_LEVEL, self._bytes_with(children * len(cells)))
             self.work.require_seconds(NEXT_LEVEL, children * seconds)
             self.work.require_operations(NEXT_LEVEL, children * len(cells) * 4 * self.symbol.order**3)
         except OutOfBudgetError as error:

@@ -39,7 +39,7 @@ def norm(
     input_size: Annotated[str | None, typer.Option(help="32, or 32,16; without it every size at once.")] = None,
     tol: Annotated[float, typer.Option(help="Relative width to reach.")] = 1e-3,
     max_seconds: Annotated[float | None, typer.Option(help="Stop after this time with what was found.")] = None,
-    max_bytes: Annotated[int, typer.Option(help="Most memory that one method may take.")] = 2**31,
+    max_bytes: Annotated[int, typer.Option(help="Most memory to take beside the weights.")] = 2**31,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what was tried and what is assumed; JSON always does.")
     ] = False,
