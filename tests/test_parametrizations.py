@@ -16,6 +16,7 @@ import gramcert
 from cases import modules
 from gramcert import Convolution, lipschitz_bound
 from gramcert.parametrizations import almost_orthogonal, spectral_normalization, spectral_rescaling
+from patience import PATIENCE
 from reference import dense_norm, sigma
 
 MAPS = {
@@ -175,7 +176,7 @@ def test_two_processes_agree_with_one(tmp_path):
         )
         for rank in range(2)
     ]
-    (printed, errors), _ = (worker.communicate(timeout=120) for worker in workers)
+    (printed, errors), _ = (worker.communicate(timeout=PATIENCE) for worker in workers)
     assert printed.strip() == "same", errors
 
 

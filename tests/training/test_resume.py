@@ -3,7 +3,7 @@ import os
 import random
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -12,8 +12,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from gramcert.training import loop
 from gramcert.training.checkpoints import CONFIGURATION, METRICS, MODEL, STATE, save_state
 from gramcert.training.loop import train
+from patience import next_line
+from training.halting import HALTED
 
-PATIENCE = 300  # seconds, on a machine with much else to do
+HALTING = Path(__file__).with_name("halting.py")
+
+# Files that a run opens, renames and removes before its first step, and in each step at least.
+CLAIMING, MOMENTS_PER_STEP = 8, 3
 
 
 def step_of(folder):
@@ -25,43 +30,25 @@ def step_of(folder):
     return json.loads(header["__metadata__"]["facts"])["step"]
 
 
-def wait(process, until):
-    """Until it comes to that, or the process ends."""
-    deadline = time.monotonic() + PATIENCE
-    while process.poll() is None and not until():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def killed_at_random(command, folder, kills, steps_between, seed):
+def killed_at_random(words, folder, kills, moments_between, seed):
     """Run the command to its end, killed so many times; the steps at which its states then were.
 
-    Moments of three kinds: when the folder has just been claimed, or found again; some steps later; and soon after the
-    process started, which is mostly while it imports.
+    Moments of three kinds: some steps later; when the folder has just been claimed, or found again; and before anything
+    was imported.
     """
     numbers = random.Random(seed)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     steps = []
-    for kill in range(kills + 1):
-        files = len(list(folder.glob("tensorboard/*")))
-        goal = step_of(folder) + numbers.randint(1, steps_between)
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        try:
-            if kill < kills:
-                kind = ("found", "later", "started", "later")[kill % 4]
-                if kind == "found":
-                    wait(process, lambda files=files: len(list(folder.glob("tensorboard/*"))) > files)
-                elif kind == "later":
-                    wait(process, lambda goal=goal: step_of(folder) >= goal)
-                time.sleep(numbers.uniform(0, 2 if kind == "started" else 0.05))
-                process.kill()
-            _, said = process.communicate(timeout=PATIENCE)
-            assert kill < kills or process.returncode == 0, said.decode()
-            steps.append(step_of(folder))
-        finally:
+    for kill in range(kills):
+        later = (CLAIMING + MOMENTS_PER_STEP, CLAIMING + moments_between)
+        moment = numbers.randint(*(later, (1, CLAIMING), later, (0, 0))[kill % 4])
+        command = [sys.executable, HALTING, folder, moment, *words]
+        with subprocess.Popen([str(word) for word in command], env=environment, stdout=subprocess.PIPE) as process:
+            assert next_line(process) == HALTED.encode()
             process.kill()
-            process.wait()
-    return steps[:-1]
+        steps.append(step_of(folder))
+    subprocess.run([sys.executable, "-m", "gramcert", *words], env=environment, check=True)
+    return steps
 
 
 def curves(folder):
@@ -86,8 +73,8 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(digits, tiny, tiny_options
     changes = {"epochs": str(10 * kills), "evaluate_every": "3", "augmentation.crop": "1"}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     last = train(tiny(**changes), digits, whole)[-1]["step"]
-    command = [sys.executable, "-m", "gramcert", "train", "digits", "--out", str(parts), "--checkpoint-seconds", "0"]
-    steps = killed_at_random([*command, *tiny_options(**changes)], parts, kills, last // (kills + 1), seed=kills)
+    words = ["train", "digits", "--out", str(parts), "--checkpoint-seconds", "0", *tiny_options(**changes)]
+    steps = killed_at_random(words, parts, kills, MOMENTS_PER_STEP * last // (kills + 1), seed=kills)
     assert steps == sorted(steps)
     assert len({step for step in steps if 0 < step < last}) >= kills // 2  # it was killed on its way
     require_same_run(parts, whole)
