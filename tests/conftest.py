@@ -1,8 +1,42 @@
 import os
 
-import hypothesis
+# Before torch is imported, and for the processes that tests start: on layers as small as here a second thread does
+# nothing but wait, which takes a core as well. What has to hold with several threads asks for `threads`.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Timings vary too much for deadlines. The usual run draws the same layers every time; `make test-slow` draws new ones.
-hypothesis.settings.register_profile("usual", deadline=None, derandomize=True, max_examples=80)
-hypothesis.settings.register_profile("slow", deadline=None, max_examples=2000, print_blob=True)
+from types import SimpleNamespace
+
+import hypothesis
+import pytest
+import torch
+
+# Nothing may depend on how busy the machine is: no deadlines, and no complaint that layers are drawn slowly.
+AT_ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+
+# The usual run draws the same layers every time; `make test-slow` draws new ones.
+hypothesis.settings.register_profile("usual", derandomize=True, max_examples=80, **AT_ANY_SPEED)
+hypothesis.settings.register_profile("slow", max_examples=2000, print_blob=True, **AT_ANY_SPEED)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    """For what has to hold however sums are shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """For the limits of certified answers: a second passes with each look at it, whatever the machine is doing."""
+
+    def perf_counter():
+        shown.looks += 1
+        return float(shown.looks)
+
+    shown = SimpleNamespace(looks=0, perf_counter=perf_counter)
+    for module in ("work", "torus"):
+        monkeypatch.setattr(f"gramcert.certified.{module}.time", shown)
+    return shown

@@ -289,17 +289,18 @@ class TestLimits:
         assert exact.lower <= norm.upper
 
     @pytest.mark.parametrize("size", [None, 24])
-    @pytest.mark.parametrize("seconds", [0, 0.01])
-    def test_time(self, size, seconds):
-        norm = spectral_norm(self.layer, size, tol=1e-8, max_seconds=seconds)
+    def test_time(self, size, clock):
+        """It may run out anywhere: before the first vectors, before the first cells, between later ones."""
         exact = spectral_norm(self.layer, size, tol=1e-8)
-        assert norm.lower <= exact.upper
-        assert exact.lower <= norm.upper
-        if not norm.tol_reached:
-            assert "max_seconds" in norm.explain()
+        for seconds in (0, 1, 2, 8, 32, 64):
+            norm = spectral_norm(self.layer, size, tol=1e-8, max_seconds=seconds)
+            assert norm.lower <= exact.upper
+            assert exact.lower <= norm.upper
+            assert not norm.tol_reached
+            assert f"max_seconds={seconds} " in norm.explain()
 
     def test_enough_time_is_enough(self):
-        assert spectral_norm(self.layer, max_seconds=60).tol_reached
+        assert spectral_norm(self.layer, max_seconds=1e9).tol_reached
 
 
 @pytest.mark.parametrize(
@@ -344,16 +345,11 @@ def test_lazy_layers_that_have_run_are_known():
     assert spectral_norm(layer).tol_reached
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_guarantee_does_not_depend_on_threads(threads):
+@pytest.mark.usefixtures("threads")
+def test_the_guarantee_does_not_depend_on_threads():
     layer = Convolution(torch.randn(12, 12, 3, 3, generator=torch.Generator().manual_seed(5)), padding=1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        check(spectral_norm(layer, 8, tol=1e-9), dense_norm(layer, 8).item(), 1e-9, 1.0)
-        assert spectral_norm(layer, tol=1e-9).tol_reached
-    finally:
-        torch.set_num_threads(before)
+    check(spectral_norm(layer, 8, tol=1e-9), dense_norm(layer, 8).item(), 1e-9, 1.0)
+    assert spectral_norm(layer, tol=1e-9).tol_reached
 
 
 def test_it_is_public():

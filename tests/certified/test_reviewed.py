@@ -1,7 +1,5 @@
 """Cases in which an earlier version was wrong, slow or silent."""
 
-import time
-
 import pytest
 import torch
 from torch import nn
@@ -116,10 +114,11 @@ def test_large_inputs_take_no_longer_than_every_size(layer, size):
     assert norm.lower <= spectral_norm(layer, tol=1e-3).upper
 
 
-def test_large_inputs_heed_the_limits():
-    start = time.perf_counter()
-    norm = spectral_norm(nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), 3000, max_seconds=1, max_bytes=2**27)
-    assert time.perf_counter() - start < 30
+def test_large_inputs_heed_the_limits(clock):
+    layer = nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect")
+    norm = spectral_norm(layer, 3000, max_seconds=5, max_bytes=2**27)
+    assert "max_seconds=5" in norm.explain()
+    assert clock.looks < 20  # when it is over, what else there is to try is not begun
     assert not norm.tol_reached
     assert norm.lower < norm.upper
 
@@ -144,10 +143,10 @@ def test_matrices_beyond_the_memory_still_get_a_good_lower_bound():
     assert 0.99 * truth <= norm.lower <= truth <= norm.upper
 
 
-def test_hopeless_tolerances_are_given_up_early():
-    start = time.perf_counter()
-    norm = spectral_norm(Convolution(torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(0))), tol=1e-17)
-    assert time.perf_counter() - start < 5
+def test_hopeless_tolerances_are_given_up_early(clock):
+    layer = Convolution(torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(0)))
+    norm = spectral_norm(layer, tol=1e-17, max_seconds=1e9)
+    assert clock.looks < 200  # one or two for each batch of frequencies
     assert not norm.tol_reached
     assert "rounding" in norm.explain()
 
