@@ -39,9 +39,9 @@ def seeds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seeds")
     model, example = residual_network(), torch.zeros(1, *SHAPE)
     torch.export.save(torch.export.export(model, (example,)), folder / "model.pt2")
-    options = {"dynamo": True, "verbose": False}
-    torch.onnx.export(model, (example,), folder / "model.onnx", external_data=False, **options)
-    torch.onnx.export(model, (example,), folder / "external.onnx", external_data=True, **options)
+    program = torch.onnx.export(model, (example,), dynamo=True, verbose=False)
+    program.save(folder / "model.onnx", external_data=False)
+    program.save(folder / "external.onnx", external_data=True)
     layers = nn.Sequential(nn.Conv2d(3, 2, 4, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 4, 2, 1), nn.ReLU(), nn.Flatten())
     layers.extend([nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)])
     torch.save(layers.state_dict(), folder / "weights.pth")

@@ -287,7 +287,6 @@ def layers(draw):
 
 
 @given(layers())
-@settings(max_examples=150)
 def test_proofs_succeed_above_the_norm_and_never_below(case):
     layer, size = case
     truth = float(dense_norm(layer, size))
@@ -300,7 +299,7 @@ def test_proofs_succeed_above_the_norm_and_never_below(case):
 
 
 @given(layers())
-@settings(max_examples=80)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_each_test_alone_never_proves_too_much(case):
     layer, size = case
     truth = float(dense_norm(layer, size))
@@ -319,6 +318,7 @@ def test_matrices_are_proved_by_balls_or_factorisations(order):
     assert not checking.proves_below(AxisMatrix((order + 5,), matrix, 0, truth * 1e-3), truth * (1 + 1e-9)).proved
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("size", [(24, 24), (20, 31)])
 def test_larger_layers_are_proved_by_bands_and_frequencies(size):
     kernel = torch.randn(5, 5, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -179,6 +179,7 @@ def test_one_rounding_is_counted_as_one():
     assert UNIT <= float(bound) <= UNIT * (1 + 100 * EPS)
 
 
+@pytest.mark.usefixtures("threads")
 def test_sums_that_are_always_rounded_down():
     """Each number is just less than half a unit above what the sum so far can take in: all of that is lost."""
     side = 16

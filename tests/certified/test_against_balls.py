@@ -43,6 +43,7 @@ def test_matrices(scale, tol):
             assert enclosure.relative_width <= max(tol, 1e-12)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("huge", [1e20, 1e200, 1e308])
 def test_one_huge_entry(huge):
     for matrix in draw(12):
