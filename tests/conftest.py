@@ -1,8 +1,9 @@
 import os
 
 # Before torch is imported, and for the processes that tests start: on layers as small as here a second thread does
-# nothing but wait, which takes a core as well. What has to hold with several threads asks for `threads`.
+# nothing but wait, and waits by turning in circles. What has to hold with several threads asks for `threads`.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from types import SimpleNamespace
 
