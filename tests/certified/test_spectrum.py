@@ -88,7 +88,7 @@ def test_zero_layers():
 @pytest.mark.parametrize("k", [1, 5, 20])
 def test_the_largest_few_of_large_matrices(arguments, k):
     kernel = torch.randn(4, 4 // arguments.get("groups", 1), 3, 3, generator=torch.Generator().manual_seed(k))
-    size = (30, 32) if arguments.get("stride") else (16, 14)
+    size = (27, 28) if arguments.get("stride") else (16, 14)  # beyond what is decomposed
     layer = Convolution(kernel.double(), **arguments)
     spectrum = singular_values(Convolution(kernel, **arguments), size, k)
     truth = torch.linalg.svdvals(layer.to_dense(size))[:k]
