@@ -11,8 +11,6 @@ import hypothesis
 import pytest
 import torch
 
-from patience import PATIENCE
-
 # Nothing may depend on how busy the machine is: no deadlines, and no complaint that layers are drawn slowly.
 AT_ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 
@@ -20,14 +18,6 @@ AT_ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthChe
 hypothesis.settings.register_profile("usual", derandomize=True, max_examples=80, **AT_ANY_SPEED)
 hypothesis.settings.register_profile("slow", max_examples=2000, print_blob=True, **AT_ANY_SPEED)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _patient_layers():
-    """Guarantees of layers stop after a minute, which may be a short one."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("gramcert.certified.deployed.MAX_SECONDS", PATIENCE)
-        yield
 
 
 @pytest.fixture(params=[1, 2])
