@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import gramcert
-from gramcert.auditing.state import kept, random_state
+from gramcert.auditing.state import kept
+from gramcert.geometry.recognition import random_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch.export
 
@@ -217,3 +218,17 @@ def test_models_that_cannot_be_called_twice_are_refused():
         return x
 
     assert "it cannot be called twice (IndexError)" in gramcert.audit(Model(once, n=[1]), (4,)).reasons[0]
+
+
+def test_what_is_shared_is_looked_at_once():
+    """Of sixty lists, each of which holds the one before twice, there are 2⁶⁰ ways to the first."""
+    shared = [0]
+    for _ in range(60):
+        shared = [shared, shared]
+    model = Model(remember_the_shape, n=shared)
+    before = kept(model)
+    assert kept(model) == before
+    while isinstance(shared[0], list):
+        shared = shared[0]
+    shared[0] = 1
+    assert kept(model) != before

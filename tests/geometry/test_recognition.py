@@ -196,6 +196,14 @@ def test_subclasses_of_tensors_are_refused():
     for call in (spectral_norm, norm2):
         with pytest.raises(TypeError, match="got its subclass Tenfold"):
             call(layer)
+
+    class Wrapping(nn.Module):
+        def forward(self, weight):
+            return weight.as_subclass(Tenfold)
+
+    parametrised = parametrize.register_parametrization(gnn.SRLinear(2, 2), "bias", Wrapping(), unsafe=True)
+    with pytest.raises(TypeError, match=r"SRLinear.bias\): expected a torch.Tensor, got its subclass Tenfold"):
+        lipschitz_bound(parametrised)
     with pytest.raises(TypeError, match=r"spectral_norm\(layer\): expected a torch.Tensor, got its subclass Tenfold"):
         spectral_norm(layer.weight)
 

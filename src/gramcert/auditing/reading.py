@@ -15,8 +15,9 @@ from gramcert.auditing.aten import Translator
 from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph, Unbounded
 from gramcert.auditing.linear import Shape
 from gramcert.auditing.program import BadModel, Program, same_numbers
-from gramcert.auditing.state import kept, random_state
+from gramcert.auditing.state import kept
 from gramcert.auditing.traced import of_exported, traced
+from gramcert.geometry.recognition import random_state
 from gramcert.nn.baking import plain_copy
 from gramcert.training.checkpoints import Trained, is_trained
 from gramcert.weights_file import BadFile, read_safetensors, read_torch

@@ -5,7 +5,6 @@ after a first and a second call: attributes of all of its parts and of their cla
 the variables outside that the functions of these classes name. What is the same both times may have been written.
 """
 
-import random
 from collections.abc import Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -23,20 +22,16 @@ _OF_TORCH = {name for name in vars(nn.Module()) if name not in ("training", "_fo
 def kept(model: nn.Module) -> dict[str, object]:
     """By names for people, as values that are equal where they are to the last bit."""
     found: dict[str, object] = {}
+    frozen = _Freezer()
     for path, part in model.named_modules():
         found[path] = type(part).__qualname__
         for name, value in vars(part).items():
             if name not in _OF_TORCH:
-                found[f"{path}.{name}" if path else name] = _frozen(value, set())
+                found[f"{path}.{name}" if path else name] = frozen(value)
         for kind in type(part).__mro__:
             if not kind.__module__.startswith(("torch.", "builtins")):
-                found |= {name: _frozen(value, set()) for name, value in _of_class(kind)}
+                found |= {name: frozen(value) for name, value in _of_class(kind)}
     return found
-
-
-def random_state() -> object:
-    """Of the generators that Python and NumPy share among all who draw; torch's own numbers are calls in a program."""
-    return _frozen((random.getstate(), np.random.get_state()), set())  # noqa: NPY002 - only looked at
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, object]]:
@@ -65,41 +60,50 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _frozen(value: Any, outer: set[int]) -> object:
-    """Something that can be compared and does not change any more; of what cannot be looked into, which one it is."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return repr(value)
-    if id(value) in outer:
-        return "itself"
-    outer = outer | {id(value)}
-    try:
-        return type(value).__qualname__, _content(value, outer)
-    except Exception:  # objects may refuse in any way
-        return type(value).__qualname__, id(value)
+class _Freezer:
+    """Makes values that can be compared and do not change any more, of objects however they hang together.
 
+    Each object is looked into once, and is a number afterwards: ways through objects that share others are many more
+    than the objects. They are held, so that no other one gets their address.
+    """
 
-def _content(value: Any, outer: set[int]) -> object:
-    if isinstance(value, torch.Tensor):
-        return fingerprint(value)
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return value.shape, value.dtype.str, value.tobytes()
-    if isinstance(value, (type, ModuleType, BuiltinFunctionType, CodeType)):
-        return id(value)
-    if isinstance(value, dict):
-        return [(_frozen(key, outer), _frozen(item, outer)) for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
-        return [_frozen(item, outer) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return {repr(_frozen(item, outer)) for item in value}
-    if isinstance(value, FunctionType):
-        return id(value.__code__), [_frozen(cell.cell_contents, outer) for cell in value.__closure__ or ()]
-    if isinstance(value, MethodType):
-        return id(value.__func__), _frozen(value.__self__, outer)
-    if isinstance(value, nn.Module):
-        return [(name, _frozen(item, outer)) for name, item in vars(value).items() if name not in _OF_TORCH]
-    how = value.__reduce_ex__(2)  # what a copy would be made of
-    return how if isinstance(how, str) else [_frozen(list(part) if _is_iterator(part) else part, outer) for part in how]
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, object]] = {}
 
+    def __call__(self, value: Any) -> object:
+        """The value itself, or its type and content; of what cannot be looked into, which one it is."""
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+            return repr(value)
+        if id(value) in self._seen:
+            return self._seen[id(value)][0]
+        self._seen[id(value)] = len(self._seen), value
+        try:
+            return type(value).__qualname__, self._content(value)
+        except Exception:  # objects may refuse in any way
+            return type(value).__qualname__, id(value)
 
-def _is_iterator(part: object) -> bool:
-    return isinstance(part, Iterator)
+    def _content(self, value: Any) -> object:
+        if isinstance(value, torch.Tensor):
+            return fingerprint(value)
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return value.shape, value.dtype.str, value.tobytes()
+        if isinstance(value, (type, ModuleType, BuiltinFunctionType, CodeType)):
+            return id(value)
+        if isinstance(value, dict):
+            return [(self(key), self(item)) for key, item in value.items()]
+        if isinstance(value, (list, tuple)):
+            return [self(item) for item in value]
+        if isinstance(value, (set, frozenset)):
+            return {repr(self(item)) for item in value}
+        if isinstance(value, FunctionType):
+            return id(value.__code__), [self(cell.cell_contents) for cell in value.__closure__ or ()]
+        if isinstance(value, MethodType):
+            return id(value.__func__), self(value.__self__)
+        if isinstance(value, nn.Module):
+            return [(name, self(item)) for name, item in vars(value).items() if name not in _OF_TORCH]
+        if type(value).__module__.partition(".")[0] == "torch":  # such as the graph of a traced module
+            return id(value)
+        how = value.__reduce_ex__(2)  # what a copy would be made of
+        return (
+            how if isinstance(how, str) else [self(list(part) if isinstance(part, Iterator) else part) for part in how]
+        )

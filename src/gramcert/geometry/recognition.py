@@ -203,16 +203,17 @@ def require_steady(call: str, layer: nn.Module) -> None:
         return
     for parameter, parts in lists.items():
         with torch.no_grad():
-            before = _random_states()
+            before, of_torch = random_state(), torch.get_rng_state()
             first = parts().clone()
-            if _random_states() != before or not torch.equal(first, parts()):
+            require_plain_tensor(f"{call}({name}.{parameter})", first)
+            drawn = random_state() != before or not torch.equal(torch.get_rng_state(), of_torch)
+            if drawn or not torch.equal(first, parts()):
                 raise ValueError(
                     f"{call}({name}): its parametrisation of {parameter} gives another one each time; "
                     f"call .eval() first, if that stops it"
                 )
 
 
-def _random_states() -> tuple[object, ...]:
-    """Of every generator that code may draw from without being given one."""
-    state = np.random.get_state(legacy=False)  # noqa: NPY002 - others use it
-    return random.getstate(), repr(state), torch.get_rng_state().numpy().tobytes()
+def random_state() -> object:
+    """Of the generators that Python and NumPy share among all who draw without one of their own."""
+    return random.getstate(), repr(np.random.get_state(legacy=False))  # noqa: NPY002 - only looked at
