@@ -29,7 +29,7 @@ _PIVOT_ROUNDINGS = 8
 TWIDDLE_ERROR = 128 * _UNIT[torch.float64]
 
 # Entries of large tensors that are worked on at a time.
-_PIECE = 2**18
+_PIECE = 2**16
 
 ASSUMPTIONS = (
     "IEEE 754 arithmetic, rounding to nearest, subnormal numbers kept (checked in every call)",
