@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gramcert.certified.frequencies import Cells, Frequencies
@@ -17,7 +17,6 @@ def distances(cells, points, degrees):
     return (turns.abs() @ torch.tensor(degrees, dtype=torch.float64)).amin(1)
 
 
-@settings(max_examples=settings.default.max_examples // 4)
 @given(degrees, st.floats(0.5, 3), st.integers(0, 2**31), st.integers(0, 2))
 def test_cells_cover_every_frequency_up_to_its_sign(degrees, radius, seed, levels):
     generator = torch.Generator().manual_seed(seed)
