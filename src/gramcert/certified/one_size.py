@@ -135,6 +135,7 @@ class OneSize:
 
     def _attempt(self, name: str, method: Callable[[], str]) -> None:
         try:
+            self.work.require_seconds(name, 0.0)
             note = method()
         except OutOfBudgetError as error:
             note = str(error)
