@@ -69,6 +69,8 @@ def require_finite(call: str, name: str, tensor: Tensor) -> None:
 
 def values_to_check(tensor: Tensor) -> Tensor:
     """What ``torch.func`` wraps, inside ``vmap`` the whole batch: for checks of each value, not to compute with."""
+    if torch.compiler.is_compiling():
+        return tensor
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

@@ -248,7 +248,9 @@ def checked_arithmetic(call: str) -> Iterator[None]:
     """
     elsewhere = torch.get_default_device().type != "cpu"  # where new tensors would be made
     device = torch.device("cpu") if elsewhere else nullcontext()
-    with full_float32_products(call), torch.no_grad(), torch.autocast("cpu", enabled=False), device:
+    # Without torch.func, whose wrappers would hide values from proofs that branch on them.
+    outside = torch._C._DisableFuncTorch()
+    with outside, full_float32_products(call), torch.no_grad(), torch.autocast("cpu", enabled=False), device:
         _check(call)
         yield
 

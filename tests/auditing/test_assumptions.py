@@ -73,4 +73,4 @@ def test_a_certificate_without_them_does_not_hold():
     certificate["assumptions"].pop()
     certificate["seal"] = seal(certificate)
     problems = gramcert.verify(certificate, model).problems
-    assert any("does not say that values are rounded to float16" in problem for problem in problems)
+    assert any(problem.startswith("assumptions") for problem in problems)

@@ -60,7 +60,7 @@ def test_bad_input():
     head = NormalizedLinear(2, 3)
     with pytest.raises(ValueError, match=r"radius\(logits\): expected shape \(batch, 3\), got \(1, 2\)"):
         head.radius(torch.zeros(1, 2))
-    with pytest.raises(ValueError, match=r"radius\(lipschitz=0\): expected a positive number"):
+    with pytest.raises(ValueError, match=r"radius\(lipschitz=0.0\): expected a positive number"):
         head.radius(torch.zeros(1, 3), 0)
     with pytest.raises(ValueError, match="expected at least two outputs"):
         NormalizedLinear(2, 1).radius(torch.zeros(1, 1))

@@ -63,10 +63,10 @@ class Program:
         facts = [repr((one.inputs, one.calls, one.outputs, one.changed, one.types)) for one in (self, other)]
         if facts[0] != facts[1] or self.tensors.keys() != other.tensors.keys():
             return False
-        return all(same_numbers(value, other.tensors[name]) for name, value in self.tensors.items())
+        return all(_same_numbers(value, other.tensors[name]) for name, value in self.tensors.items())
 
 
-def same_numbers(one: Tensor, two: Tensor) -> bool:
+def _same_numbers(one: Tensor, two: Tensor) -> bool:
     """Whether two tensors are equal, where NaN, which is found later, is equal to NaN."""
     if one.dtype != two.dtype or one.shape != two.shape:
         return False

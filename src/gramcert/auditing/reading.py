@@ -14,10 +14,10 @@ from gramcert.auditing.archive import read_archive
 from gramcert.auditing.aten import Translator
 from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph, Unbounded
 from gramcert.auditing.linear import Shape
-from gramcert.auditing.program import BadModel, Program, same_numbers
+from gramcert.auditing.program import BadModel, Program
 from gramcert.auditing.state import kept
 from gramcert.auditing.traced import of_exported, traced
-from gramcert.geometry.recognition import random_state
+from gramcert.geometry.recognition import UnsteadyWeightError, random_state
 from gramcert.nn.baking import plain_copy
 from gramcert.training.checkpoints import Trained, is_trained
 from gramcert.weights_file import BadFile, read_safetensors, read_torch
@@ -163,11 +163,15 @@ def _unprefixed(weights: dict[str, Tensor], prefix: str | None) -> dict[str, Ten
 
 
 def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
-    model = plain_copy(call, module)
-    for name, part in model.named_modules():
+    name, shape = type(module).__name__, (1, *input_shape)
+    try:
+        model = plain_copy(call, module)
+    except UnsteadyWeightError as error:
+        return _unbounded_graph(name, shape, str(error).partition(": ")[2])
+    for path, part in model.named_modules():
         if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and not _is_instance_norm(part):
             reason = "batch normalisation in training mode mixes the examples of a batch; call .eval() first"
-            return _unbounded_graph(name or type(module).__name__, (1, *input_shape), reason)
+            return _unbounded_graph(path or name, shape, reason)
     tensors = [*model.parameters(), *model.buffers()]
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
@@ -184,10 +188,6 @@ def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(f"{call}(input_shape={input_shape}): the model cannot take it: {first}") from None
-    name, shape = type(module).__name__, (1, *input_shape)
-    if module.training and not _same_weights(model, plain_copy(call, module)):
-        reason = "its weights are random: a parametrisation gives others each time; put it in evaluation mode"
-        return _unbounded_graph(name, shape, reason)
     try:
         program = traced(model, example)
         graph = _of_program(program, input_shape)
@@ -214,14 +214,6 @@ def _change(called: nn.Module, example: Tensor, program: Program, drawn: object)
     if random_state() != drawn:
         return "it draws random numbers when it is called"
     return "" if traced(called, example).is_same(program) else "it does something else when it is called again"
-
-
-def _same_weights(one: nn.Module, two: nn.Module) -> bool:
-    first, second = one.state_dict(), two.state_dict()
-    if first.keys() != second.keys():
-        return False
-    pairs = [(first[name], second[name]) for name in first]
-    return all(same_numbers(a, b) for a, b in pairs)
 
 
 def _is_instance_norm(module: nn.Module) -> bool:

@@ -84,7 +84,7 @@ def enclose(
         axes = layer_axes(description, sizes, call)
     description = description.with_kernel(require_values(call, "layer", description.kernel))
     with checked_arithmetic(call):
-        work.held = 0
+        work.held, work.stopped = 0, ""
         try:
             work.require_bytes("weights in float64", LiftedLayer.bytes_for(description))
         except OutOfBudgetError as error:

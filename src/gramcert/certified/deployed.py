@@ -22,7 +22,7 @@ from gramcert.rounding import gamma, underflow, up
 # Tolerances tried one after the other, while the norm may be 1.
 TOLERANCES = (1e-3, 1e-5, 1e-7, 1e-9)
 
-# A lower bound above this says that the layer was not meant to have norm 1, and needs no finer tolerance.
+# A norm that is certainly above this was not meant to be 1, and needs no finer tolerance.
 NEAR_ONE = 1 + 1e-4
 
 # The norm of rounding errors need not be known better than this.
@@ -59,12 +59,14 @@ def refined(
     description = as_convolution(call, layer)  # once: a parametrisation may give other weights the next time
     found = enclose(call, description, input_size, tol, work)
     lower, upper = found.lower, found.upper
-    work.max_operations = WORTH
+    work.max_operations, used = WORTH, tol
     for finer in (value for value in TOLERANCES if value < tol):
-        if upper <= 1 or lower > NEAR_ONE or not found.tol_reached:
+        if upper <= 1 or upper * (1 - used) > NEAR_ONE or (work.stopped and not found.tol_reached):
             break
-        found = enclose(call, description, input_size, finer, work)
+        found, before, used = enclose(call, description, input_size, finer, work), upper, finer
         lower, upper = max(lower, found.lower), min(upper, found.upper)
+        if upper == before and not found.tol_reached:  # rounding leaves no room
+            break
     work.max_operations = float("inf")
     best = Enclosure(lower, upper, found.method)
     reached = best.relative_width <= tol

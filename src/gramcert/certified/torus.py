@@ -98,8 +98,9 @@ def torus_maximum(symbol: GramSymbol, tol: float, work: Work, floor: float = 0.0
     def run() -> str:
         first = search.cover(FIRST_RADIUS)
         search.look(first)
-        if work.max_seconds is not None:
-            search.upper = min(search.upper, search.bound(first))  # in case that the time runs out
+        # A single matrix is known at once as well as rounding allows; else in case that the time runs out.
+        if work.max_seconds is not None or not symbol.is_complex:
+            search.upper = min(search.upper, search.bound(first))
         search.measure_flatness(first)
         return search.close(search.cover(search.first_radius()))
 

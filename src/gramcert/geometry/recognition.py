@@ -193,6 +193,10 @@ def unwrapped(call: str, module: nn.Module) -> nn.Module:
     return module
 
 
+class UnsteadyWeightError(ValueError):
+    """A parametrised layer that has no weight to speak of."""
+
+
 def require_steady(call: str, layer: nn.Module) -> None:
     """Refuse a layer whose parametrisations draw random numbers or give another weight each time.
 
@@ -208,7 +212,7 @@ def require_steady(call: str, layer: nn.Module) -> None:
             require_plain_tensor(f"{call}({name}.{parameter})", first)
             drawn = random_state() != before or not torch.equal(torch.get_rng_state(), of_torch)
             if drawn or not torch.equal(first, parts()):
-                raise ValueError(
+                raise UnsteadyWeightError(
                     f"{call}({name}): its parametrisation of {parameter} gives another one each time; "
                     f"call .eval() first, if that stops it"
                 )
