@@ -1,5 +1,7 @@
 import decimal
 import math
+import operator
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -169,13 +171,19 @@ def test_what_is_not_one_real_number_is_refused():
                 use(value)
         with pytest.raises(TypeError, match="expected a number"):
             Enclosure(value, 3)
-        assert [enclosure == value] == [False]
+        if value is not None and not isinstance(value, list):
+            for compare in (operator.eq, operator.ne):
+                with pytest.raises(TypeError, match="expected a number"):
+                    compare(enclosure, value)
     for value in (math.nan, np.float32("nan"), decimal.Decimal("sNaN"), torch.tensor(math.nan)):
         assert [enclosure < value, enclosure > value, enclosure == value, value in enclosure] == [False] * 4
         for use in (enclosure.__add__, enclosure.__mul__, enclosure.max):
             with pytest.raises(ValueError, match="expected a number"):
                 use(value)
     assert enclosure < decimal.Decimal("Infinity")
+    for huge in (10**400, decimal.Decimal("1e400"), Fraction(10**400)):
+        for found in (enclosure + huge, enclosure * huge, enclosure.max(huge)):
+            assert (found.lower, found.upper) == (sys.float_info.max, math.inf)
     assert enclosure.max(Fraction(7, 3)).lower < Fraction(7, 3) < enclosure.max(Fraction(7, 3)).upper
 
 

@@ -2,10 +2,14 @@
 
 import decimal
 import math
+import numbers
 import textwrap
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
+
+import numpy as np
+import torch
 
 from gramcert.exact import Exact, exact, float_down, float_up
 from gramcert.rounding import ASSUMPTIONS, root_down, root_up
@@ -110,9 +114,9 @@ class Enclosure:
         """The square root of an enclosed number that is not negative."""
         if self.lower < 0:
             raise ValueError(f"Enclosure.sqrt: expected a number that is not negative, got {self!r}")
-        exact = [math.sqrt(value) for value in (self.lower, self.upper)]
-        lower = exact[0] if _is_square(self.lower, exact[0]) else root_down(self.lower)
-        upper = exact[1] if _is_square(self.upper, exact[1]) else root_up(self.upper)
+        roots = [math.sqrt(value) for value in (self.lower, self.upper)]
+        lower = roots[0] if _is_square(self.lower, roots[0]) else root_down(self.lower)
+        upper = roots[1] if _is_square(self.upper, roots[1]) else root_up(self.upper)
         return self._with(self, lower, upper)
 
     def __lt__(self, other: "Number | Enclosure") -> bool:
@@ -129,18 +133,16 @@ class Enclosure:
 
     def __eq__(self, other: object) -> bool:
         """Certainly equal: both are the same exactly known number."""
-        try:
-            lower, upper = _ends(other)
-        except TypeError:
+        if not _is_numeric(other):
             return NotImplemented
+        lower, upper = _ends(other)
         return bool(self.lower == self.upper == lower == upper)
 
     def __ne__(self, other: object) -> bool:
         """Certainly different: no number is in both."""
-        try:
-            lower, upper = _ends(other)
-        except TypeError:
+        if not _is_numeric(other):
             return NotImplemented
+        lower, upper = _ends(other)
         return bool(self.upper < lower or self.lower > upper)
 
     def __hash__(self) -> int:
@@ -195,6 +197,11 @@ class Enclosure:
         return Enclosure(lower, upper, "", self.tol_reached and reached)
 
 
+def _is_numeric(value: object) -> bool:
+    """Whether something means numbers, so that what is not one real number has to be refused."""
+    return isinstance(value, (Enclosure, numbers.Number, decimal.Decimal, np.generic, np.ndarray, torch.Tensor))
+
+
 def _ends(value: Any) -> tuple[Exact, Exact]:
     """Both ends of an enclosure, or a number twice. Python compares floats and fractions exactly."""
     if isinstance(value, Enclosure):
@@ -206,7 +213,7 @@ def _ends(value: Any) -> tuple[Exact, Exact]:
 def _operand(value: Any) -> tuple[Exact, Exact]:
     """The same for arithmetic, where NaN is no number."""
     ends = _ends(value)
-    if math.isnan(ends[0]):
+    if ends[0] != ends[0]:
         raise ValueError(f"Enclosure: expected a number, got {value!r}")
     return ends
 
@@ -220,13 +227,18 @@ def _exact_float(name: str, value: Any) -> float:
 
 
 def _sum(a: Exact, b: Exact) -> Exact:
-    return float(a) + float(b) if math.isinf(a) or math.isinf(b) else Fraction(a) + Fraction(b)
+    return _infinite(a) + _infinite(b) or Fraction(a) + Fraction(b)
+
+
+def _infinite(value: Exact) -> float:
+    """An infinity, or 0 for every finite number, however large."""
+    return value if isinstance(value, float) and math.isinf(value) else 0.0
 
 
 def _product(a: Exact, b: Exact) -> Exact:
     if not a or not b:
         return Fraction(0)  # also 0·∞: the number is finite, only its bound is not
-    if math.isinf(a) or math.isinf(b):
+    if _infinite(a) or _infinite(b):
         return math.copysign(math.inf, 1 if (a > 0) == (b > 0) else -1)
     return Fraction(a) * Fraction(b)
 

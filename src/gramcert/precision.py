@@ -4,6 +4,7 @@ How precise they are is a setting of the whole process, so threads have to agree
 last one to leave puts it back, as it was.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,16 @@ _inside = 0
 _put_back: Callable[[], None] = lambda: None  # noqa: E731 - replaced by whoever enters first
 
 
+def _forget() -> None:
+    """In a process that was forked nobody is inside, and nobody holds the lock."""
+    global _lock, _inside
+    _lock, _inside = threading.Lock(), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
 @contextmanager
 def full_float32_products(call: str) -> Iterator[None]:
     """No TF32 and no bfloat16 inside; a change by somebody else in the meantime is an error."""
@@ -32,7 +43,7 @@ def full_float32_products(call: str) -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _inside -= 1
+            _inside = max(0, _inside - 1)  # a fork inside has forgotten
             changed = _setting() not in _FULL
             if not _inside and not changed:
                 _put_back()

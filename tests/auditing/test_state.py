@@ -1,5 +1,6 @@
 """Models that are no function of their input alone, and those that only look so."""
 
+import functools
 import itertools
 import random
 import time
@@ -121,7 +122,43 @@ class Holder:
     calls = 0
 
 
+class ByDefault(nn.Module):
+    def forward(self, x, calls=[0]):  # noqa: B006
+        calls[0] += 1
+        return x
+
+
+class ByProperty(nn.Module):
+    @property
+    def factor(self):
+        global CALLS
+        CALLS += 1
+        return 1.0
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*arguments):
+        global CALLS
+        CALLS += 1
+        return function(*arguments)
+
+    return inner
+
+
+class ByDecorator(nn.Module):
+    @decorated
+    def forward(self, x):
+        return x
+
+
 CHANGING = {
+    "default": (ByDefault, ": __defaults__ of ByDefault.forward"),
+    "property": (ByProperty, ": the variable CALLS of "),
+    "decorator": (ByDecorator, ": the variable CALLS of "),
     "attribute": (lambda: Model(count, n=0), "what it keeps when it is called: n"),
     "attribute of a part": (lambda: nn.Sequential(nn.Identity(), nn.Sequential(Model(count, n=0))), ": 1.0.n"),
     "attribute that counts later": (lambda: Model(count_late, n=0), ": n"),
@@ -163,6 +200,11 @@ def remember_the_shape(self, x):
     return 2 * x
 
 
+def remember_the_device(self, x):
+    self.n = {"device": x.device, "dtype": x.dtype}
+    return 2 * x
+
+
 def remember_the_input(self, x):
     self.seen, self.all_seen = x, [x]
     return 2 * x
@@ -181,6 +223,7 @@ def compute_once(self, x):
 
 STEADY = {
     "shape": lambda: Model(remember_the_shape),
+    "device": lambda: Model(remember_the_device),
     "input": lambda: Model(remember_the_input, seen=None, all_seen=[]),
     "same value": lambda: Model(write_the_same, n=None),
     "computed once": lambda: Model(compute_once, n=None),
@@ -198,18 +241,18 @@ def test_models_that_only_remember_have_their_constant(name):
 
 def test_the_model_itself_is_not_called():
     model = Model(count, n=0)
-    before = kept(model), random_state()
+    before = kept(model, []), random_state()
     gramcert.audit(model, (4,))
-    assert (kept(model), random_state()) == before
+    assert (kept(model, []), random_state()) == before
     assert model.n == 0
 
 
 def test_what_contains_itself_is_looked_at_once():
     model = Model(count, n=[])
     model.n.append(model.n)
-    before = kept(model)
+    before = kept(model, [])
     model.n.append(1)
-    assert kept(model)["n"] != before["n"]
+    assert kept(model, [])["n"] != before["n"]
 
 
 def test_models_that_cannot_be_called_twice_are_refused():
@@ -226,9 +269,9 @@ def test_what_is_shared_is_looked_at_once():
     for _ in range(60):
         shared = [shared, shared]
     model = Model(remember_the_shape, n=shared)
-    before = kept(model)
-    assert kept(model) == before
+    before = kept(model, [])
+    assert kept(model, []) == before
     while isinstance(shared[0], list):
         shared = shared[0]
     shared[0] = 1
-    assert kept(model) != before
+    assert kept(model, []) != before

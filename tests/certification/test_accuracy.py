@@ -474,7 +474,7 @@ def with_nan(model):
             with_nan(nn.Sequential(nn.Flatten(), nn.Linear(16, 3))),
             [(X, Y)],
             ValueError,
-            r"certify\(logits\): expected fin",
+            r"certify\(Linear.bias\): expected fin",
         ),
         ("network", [(X, Y)], TypeError, r"certify\(model\): expected a torch.nn.Module, got str"),
     ],

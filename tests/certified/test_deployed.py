@@ -33,6 +33,13 @@ def test_bounds_that_memory_left_loose_are_said_aloud(monkeypatch):
     assert bound > 0
 
 
+def test_residual_layers_warn_too(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(deployed, "MAX_BYTES", 2**16)
+    with pytest.warns(UserWarning, match=r"lipschitz_bound\(the residual layer\): its norm is only known to be"):
+        lipschitz_bound(gnn.SLLConv2d(4, 8, 3), 32)
+
+
 def test_refining_is_limited_by_operations_not_by_time(monkeypatch):
     layer = gnn.SRConv2d(8, 8, 3, padding=1)
     full = refined("test", layer, 16, 1e-3, Work(2**31, None))

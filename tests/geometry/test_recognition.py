@@ -3,6 +3,7 @@
 import copy
 import functools
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -118,7 +119,6 @@ def test_subclasses_that_change_nothing_are_known():
         (nn.ReLU, "forward", lambda: gnn.SLLLinear(2, 2)),
         (nn.Linear, "forward", lambda: nn.Linear(2, 2)),
         (nn.Sequential, "forward", lambda: nn.Sequential(nn.ReLU())),
-        (nn.modules.conv._ConvNd, "__setstate__", lambda: nn.Conv1d(1, 1, 1)),
         (nn.Conv2d, "_conv_forward", lambda: nn.Conv2d(1, 1, 1)),
         (gnn.MaxMin, "compute", gnn.MaxMin),
         (gnn.MaxMin, "guarantee", gnn.MaxMin),
@@ -137,6 +137,23 @@ def test_patched_classes_are_refused(kind, method, make, wrapped, monkeypatch):
     monkeypatch.setattr(kind, method, patch, raising=False)
     with pytest.raises(TypeError, match=rf"was patched at {method}|{kind.__name__}.guarantee"):
         lipschitz_bound(layer)
+
+
+@pytest.mark.parametrize("method", ["_conv_forward", "forward"])
+def test_what_is_no_function_is_a_patch_too(method, monkeypatch):
+    for patch in (mock.MagicMock(side_effect=lambda x, *rest: 100 * x), functools.partialmethod(lambda self, x: 5)):
+        monkeypatch.setattr(nn.Conv2d, method, patch)
+        with pytest.raises(TypeError, match=f"Conv2d was patched at {method}"):
+            lipschitz_bound(nn.Conv2d(1, 1, 1))
+
+
+def test_classes_with_methods_of_every_kind_are_as_they_were_written(tmp_path):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/peers", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        assert lipschitz_bound(wrapped) == lipschitz_bound(wrapped.module)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_methods_of_another_class_of_the_same_module_are_patches(monkeypatch):
@@ -161,6 +178,10 @@ def test_wrappers_with_a_forward_of_their_own_are_refused():
     assert lipschitz_bound(compiled) == 1
     compiled.forward = functools.wraps(compiled.forward)(lambda x: 5 * x)
     with pytest.raises(TypeError, match=r"lipschitz_bound\(OptimizedModule\): its forward was replaced"):
+        lipschitz_bound(compiled)
+    compiled = torch.compile(nn.ReLU(), backend="eager")
+    compiled.register_forward_hook(lambda module, args, output: 5 * output)
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(OptimizedModule\): it has hooks"):
         lipschitz_bound(compiled)
     compiled = torch.compile(nn.Linear(2, 2), backend="eager")
     compiled._modules["_orig_mod"] = nn.ReLU()
@@ -206,6 +227,37 @@ def test_subclasses_of_tensors_are_refused():
         lipschitz_bound(parametrised)
     with pytest.raises(TypeError, match=r"spectral_norm\(layer\): expected a torch.Tensor, got its subclass Tenfold"):
         spectral_norm(layer.weight)
+    hidden = nn.Linear(2, 2, bias=False)
+    hidden.__dict__["bias"] = torch.zeros(2).as_subclass(Tenfold)
+    with pytest.raises(TypeError, match="got its subclass Tenfold"):
+        lipschitz_bound(hidden)
+    small = nn.Linear(2, 2)
+    small.weight.detach = lambda: torch.zeros(2, 2)
+    with pytest.raises(TypeError, match=r"Linear.weight\): its detach was replaced"):
+        lipschitz_bound(small)
+
+
+def test_what_an_instance_says_of_itself_is_no_guarantee():
+    layer = nn.Linear(2, 2)
+    before = lipschitz_bound(layer)
+    layer.guarantee = lambda call, size: (0.001, size)
+    assert lipschitz_bound(layer) == before
+
+
+def test_parametrisations_of_this_package_may_be_changed_too():
+    layer = gnn.SRLinear(2, 2)
+    layer.parametrizations.weight[0].register_forward_hook(lambda module, args, output: 100 * output)
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(SpectralRescaling\): its hook"):
+        lipschitz_bound(layer)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_biases_are_finite(bad):
+    for layer in (nn.Linear(2, 2), gnn.SLLLinear(2, 2), gnn.Centering(2)):
+        with torch.no_grad():
+            layer.bias[0] = bad
+        with pytest.raises(ValueError, match="expected finite values"):
+            lipschitz_bound(layer)
 
 
 class Impostor(gnn.MaxMin):
@@ -222,6 +274,10 @@ def test_layers_that_copy_as_something_else_are_refused():
     for use in (lambda: certify(model, [batch], [0.1]), lambda: gnn.export(model), lambda: audit(model, (2,))):
         with pytest.raises(TypeError, match=r"\(Impostor\): it overrides __deepcopy__, so a copy of it may be"):
             use()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].weight.__deepcopy__ = lambda memo: nn.Parameter(torch.zeros(2, 2))
+    with pytest.raises(TypeError, match=r"certify\(Linear\): a copy of 0 is something else"):
+        certify(model, [batch], [0.1])
     model = nn.Sequential(nn.ReLU(), nn.Linear(2, 2))
     model[0].__deepcopy__ = lambda memo: nn.Tanh()
     with pytest.raises(TypeError, match=r"certify\(ReLU\): it overrides __deepcopy__"):

@@ -201,13 +201,14 @@ def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
 
 def _change(called: nn.Module, example: Tensor, program: Program, drawn: object) -> str:
     """What a model, called once before, does otherwise than its program says; empty if nothing is found."""
-    before = kept(called)
+    held: list[object] = []
+    before = kept(called, held)
     with torch.no_grad():
         try:
             called(example)
         except Exception as error:  # a model may contain any Python code
             return f"it cannot be called twice ({type(error).__name__})"
-    after = kept(called)
+    after = kept(called, held)
     changed = [name for name in before | after if before.get(name) != after.get(name)]
     if changed:
         return f"it changes what it keeps when it is called: {', '.join(changed[:3])}"

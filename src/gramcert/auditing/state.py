@@ -5,6 +5,7 @@ after a first and a second call: attributes of all of its parts and of their cla
 the variables outside that the functions of these classes name. What is the same both times may have been written.
 """
 
+import hashlib
 from collections.abc import Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -19,10 +20,13 @@ from gramcert.auditing.graph import fingerprint
 _OF_TORCH = {name for name in vars(nn.Module()) if name not in ("training", "_forward_hooks", "_forward_pre_hooks")}
 
 
-def kept(model: nn.Module) -> dict[str, object]:
-    """By names for people, as values that are equal where they are to the last bit."""
+def kept(model: nn.Module, held: list[object]) -> dict[str, object]:
+    """By names for people, as values that are equal where they are to the last bit.
+
+    What is compared by its address is held in a list, so that no other object gets it.
+    """
     found: dict[str, object] = {}
-    frozen = _Freezer()
+    frozen = _Freezer(held)
     for path, part in model.named_modules():
         found[path] = type(part).__qualname__
         for name, value in vars(part).items():
@@ -36,14 +40,25 @@ def kept(model: nn.Module) -> dict[str, object]:
 
 def _of_class(kind: type) -> Iterator[tuple[str, object]]:
     for name, value in vars(kind).items():
-        if isinstance(value, FunctionType):
-            yield from _around(value)
-        elif not name.startswith("__"):
+        functions = list(_functions(value))
+        for function in functions:
+            yield from _around(function)
+        if not functions and not name.startswith("__"):
             yield f"{kind.__qualname__}.{name}", value
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """What is called by a method of any kind, a property or a decorated function."""
+    for inner in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "func"))):
+        while isinstance(inner, FunctionType):
+            yield inner
+            inner = getattr(inner, "__wrapped__", None)
 
 
 def _around(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Variables outside of a function that it names, unless they are code themselves."""
+    for what in ("__defaults__", "__kwdefaults__", "__dict__"):
+        yield f"{what} of {function.__qualname__}", getattr(function, what)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f"the variable {name} around {function.__qualname__}", cell.cell_contents
@@ -64,19 +79,21 @@ class _Freezer:
     """Makes values that can be compared and do not change any more, of objects however they hang together.
 
     Each object is looked into once, and is a number afterwards: ways through objects that share others are many more
-    than the objects. They are held, so that no other one gets their address.
+    than the objects.
     """
 
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, object]] = {}
+    def __init__(self, held: list[object]) -> None:
+        self._seen: dict[int, int] = {}
+        self._held = held
 
     def __call__(self, value: Any) -> object:
         """The value itself, or its type and content; of what cannot be looked into, which one it is."""
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
             return repr(value)
         if id(value) in self._seen:
-            return self._seen[id(value)][0]
-        self._seen[id(value)] = len(self._seen), value
+            return self._seen[id(value)]
+        self._seen[id(value)] = len(self._seen)
+        self._held.append(value)
         try:
             return type(value).__qualname__, self._content(value)
         except Exception:  # objects may refuse in any way
@@ -86,7 +103,9 @@ class _Freezer:
         if isinstance(value, torch.Tensor):
             return fingerprint(value)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return value.shape, value.dtype.str, value.tobytes()
+            return value.shape, value.dtype.str, hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
+        if isinstance(value, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
+            return repr(value)
         if isinstance(value, (type, ModuleType, BuiltinFunctionType, CodeType)):
             return id(value)
         if isinstance(value, dict):

@@ -42,14 +42,15 @@ def norm_upper(call: str, layer: nn.Module | Convolution | Tensor, input_size: S
     """Certified upper bound of the norm of a layer, as tight as 1e-3, and much tighter where the norm may be 1."""
     work = Work(MAX_BYTES, None, call=call)
     found = refined(call, layer, input_size, TOLERANCES[0], work)
-    _warn_if_stopped(f"{call}({type(layer).__name__})", found, work)
+    _warn_if_stopped(f"{call}({type(layer).__name__})", work, found)
     return found.upper
 
 
-def _warn_if_stopped(name: str, found: Enclosure, work: Work) -> None:
+def _warn_if_stopped(name: str, work: Work, *found: Enclosure) -> None:
     """Say it aloud where memory left a bound loose: a float carries no notes."""
-    if work.stopped and not found.tol_reached:
-        warnings.warn(f"{name}: its norm is only known to be {found}; {work.stopped}", stacklevel=4)
+    loose = [each for each in found if not each.tol_reached]
+    if work.stopped and loose:
+        warnings.warn(f"{name}: its norm is only known to be {loose[0]}; {work.stopped}", stacklevel=4)
 
 
 def refined(
@@ -124,7 +125,10 @@ def residual_norms(
 ) -> tuple[Enclosure, Enclosure]:
     """Enclosures of the norms of the two maps of a residual layer, that of the rounding errors only roughly."""
     scaled = refined(call, parts.scaled, input_size, tol, work)
-    return scaled, enclose(call, parts.spread, input_size, COARSE, work)
+    stopped = work.stopped
+    spread = enclose(call, parts.spread, input_size, COARSE, work)
+    work.stopped = work.stopped or stopped
+    return scaled, spread
 
 
 def residual_upper(call: str, layer: Convolution, outer: Tensor, factors: Tensor, input_size: Sizes | None) -> float:
@@ -132,7 +136,7 @@ def residual_upper(call: str, layer: Convolution, outer: Tensor, factors: Tensor
     parts = ResidualParts.of(layer, outer, factors)
     work = Work(MAX_BYTES, None, call=call)
     scaled, spread = residual_norms(call, parts, input_size, TOLERANCES[0], work)
-    _warn_if_stopped(f"{call}(the residual layer)", scaled, work)
+    _warn_if_stopped(f"{call}(the residual layer)", work, scaled, spread)
     return parts.constant(scaled.upper, spread.upper)
 
 

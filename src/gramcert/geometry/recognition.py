@@ -6,10 +6,13 @@ cannot be seen from a layer, such as a patched ``torch.nn.functional``, is liste
 """
 
 import contextlib
+import copy
+import dis
 import functools
 import inspect
 import random
 import sys
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import parametrize
+
+from gramcert.arguments import require_finite
 
 # What a subclass may define without changing what the layer computes.
 _HARMLESS = {
@@ -30,11 +35,15 @@ _HARMLESS = {
 # Through these torch calls the forward of every layer, and finds its weights.
 _CALLING = frozenset(("__call__", "_wrapped_call_impl", "_call_impl", "_slow_forward", "forward", "__getattr__"))
 
-# By these a copy of a layer may become another one.
-_COPYING = (
-    *("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"),
-    *("__getnewargs__", "__getnewargs_ex__", "__new__"),
-)
+# By these a class says itself what a copy of it is; by the others, what is kept in one.
+_COPYING = ("__deepcopy__", "__reduce__", "__reduce_ex__")
+_HARMLESS |= {*_COPYING, "__getstate__", "__setstate__"}  # for what is computed
+
+# Where torch keeps what a layer is made of.
+_TABLES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+
+# Instructions that look an attribute up, in the versions of Python.
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)
 
@@ -49,9 +58,7 @@ def require_known(call: str, layer: nn.Module, base: type[nn.Module], hint: str 
         _require_plain_tensors(call, layer)
     elif getattr(layer.forward, "__func__", None) is not base.forward:  # the rest cannot be compiled
         raise TypeError(f"{call}({name}): it overrides {base.__name__}.forward, so what it computes is unknown{hint}")
-    replaced = [attribute for attribute in vars(layer) if inspect.isfunction(getattr(type(layer), attribute, None))]
-    if replaced:
-        raise TypeError(f"{call}({name}): its {replaced[0]} was replaced, so what it computes is unknown")
+    _require_nothing_replaced(call, layer)
     everywhere = [getattr(nn.modules.module, f"_global_forward_{kind}", {}) for kind in ("pre_hooks", "hooks")]
     hooks = [hook for hooks in (layer._forward_pre_hooks, layer._forward_hooks, *everywhere) for hook in hooks.values()]
     if hooks:
@@ -60,6 +67,16 @@ def require_known(call: str, layer: nn.Module, base: type[nn.Module], hint: str 
             f"{call}({name}): its hook {hook} may change the weight or the output; remove hooks, or use "
             f"torch.nn.utils.parametrizations, whose effective weight is known"
         )
+
+
+def _require_nothing_replaced(call: str, layer: nn.Module, but: str = "") -> None:
+    """Refuse methods set on an instance, and tables of torch that are no plain dictionaries any more."""
+    known = [attribute for attribute in vars(layer) if inspect.isfunction(getattr(type(layer), attribute, None))]
+    odd = [table for table in _TABLES if type(vars(layer)[table]) not in (dict, OrderedDict)]
+    replaced = [attribute for attribute in (*known, *odd) if attribute != but]
+    if replaced:
+        name = type(layer).__name__
+        raise TypeError(f"{call}({name}): its {replaced[0]} was replaced, so what it computes is unknown")
 
 
 def _require_known_methods(call: str, layer: nn.Module, base: type[nn.Module], hint: str) -> None:
@@ -88,14 +105,14 @@ def _require_known_methods(call: str, layer: nn.Module, base: type[nn.Module], h
 
 @functools.cache
 def _used_names(kind: type) -> frozenset[str]:
-    """What a class defines, and every name that its functions mention: no other can change what they compute."""
+    """What a class defines, and every attribute that its functions mention: no other can change what they compute."""
     if kind in (nn.Module, object):  # whose other methods do not compute anything
         return frozenset()
     names = set(vars(kind))
     codes = [value.__code__ for value in vars(kind).values() if inspect.isfunction(value)]
     while codes:
         code = codes.pop()
-        names.update(code.co_names)
+        names.update(step.argval for step in dis.get_instructions(code) if step.opname in _ATTRIBUTES)
         codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
     return frozenset(names - _HARMLESS)
 
@@ -114,19 +131,23 @@ def _is_patched(kind: type, name: str) -> bool:
     """Whether a function of a class of torch, or of this package, is not the one that stands in its source."""
     if not (is_genuine(kind, "torch") or is_genuine(kind, "gramcert")):
         return False
-    found = vars(kind)[name]
-    if isinstance(found, (staticmethod, classmethod)):
-        found = found.__func__
+    found = _function(vars(kind)[name])
     if not inspect.isfunction(found):
-        return name in _CALLING
+        # Constants are no methods; what can be called or bound in place of one is.
+        return callable(found) or hasattr(type(found), "__get__") or name in _CALLING
     if found.__globals__ is vars(contextlib) and name not in _CALLING:  # @contextmanager
         return False
     if found.__globals__ is not vars(sys.modules[kind.__module__]):
         return True
-    where, _, written = found.__code__.co_qualname.rpartition(".")
     if name == "forward" and kind is nn.Module:  # not implemented
         return False
-    return where != kind.__qualname__ or vars(kind).get(written) is not found  # one has an alias
+    where, _, written = found.__code__.co_qualname.rpartition(".")
+    return where != kind.__qualname__ or _function(vars(kind).get(written)) is not found  # one has an alias
+
+
+def _function(value: Any) -> Any:
+    """What is called by a method of any kind, or by a property."""
+    return getattr(value, "fget", None) or getattr(value, "__func__", None) or value
 
 
 def _made_by_parametrize(layer: nn.Module) -> type | None:
@@ -134,8 +155,12 @@ def _made_by_parametrize(layer: nn.Module) -> type | None:
     kind = type(layer)
     if not parametrize.is_parametrized(layer):
         return None
-    functions = [getattr(value, "fget", value) for value in vars(kind).values()]
-    at_home = all(value.__globals__ is vars(parametrize) for value in functions if inspect.isfunction(value))
+    found = [_function(value) for value in vars(kind).values()]
+    at_home = all(
+        getattr(value, "__globals__", None) is vars(parametrize)
+        for value in found
+        if callable(value) or hasattr(type(value), "__get__")
+    )
     return kind if at_home else None
 
 
@@ -156,19 +181,25 @@ def _compiled_from(function: Any) -> object:
 
 def _require_plain_tensors(call: str, layer: nn.Module) -> None:
     """A subclass of Tensor may compute anything under the name of any operation."""
-    for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
-        if tensor is not None:
-            require_plain_tensor(f"{call}({type(layer).__name__}.{name})", tensor)
+    kind = type(layer).__name__
+    for name, value in (*layer._parameters.items(), *layer._buffers.items(), *vars(layer).items()):
+        if isinstance(value, Tensor):
+            require_plain_tensor(f"{call}({kind}.{name})", value)
+            if name != "weight" and not value.is_meta:  # weights are looked at by whoever bounds them
+                require_finite(call, f"{kind}.{name}", value)
 
 
 def require_plain_tensor(name: str, tensor: Tensor) -> None:
-    """Refuse subclasses of Tensor."""
+    """Refuse subclasses of Tensor, and tensors with methods of their own."""
     if type(tensor) not in _PLAIN_TENSORS:
         raise TypeError(f"{name}: expected a torch.Tensor, got its subclass {type(tensor).__name__}")
+    own = [attribute for attribute in vars(tensor) if callable(getattr(Tensor, attribute, None))]
+    if own:
+        raise TypeError(f"{name}: its {own[0]} was replaced, so what it computes is unknown")
 
 
-def require_faithful_copies(call: str, model: nn.Module) -> None:
-    """Refuse models with a part that says itself how it is copied: the copy may be another layer."""
+def faithful_copy(call: str, model: nn.Module) -> nn.Module:
+    """A deep copy, part for part and bit for bit; a model whose copy may be something else is refused."""
     for part in model.modules():
         kinds = [kind for kind in type(part).__mro__ if kind is not object and kind is not _made_by_parametrize(part)]
         own = [kind for kind in kinds if not (is_genuine(kind, "torch") or is_genuine(kind, "gramcert"))]
@@ -176,13 +207,42 @@ def require_faithful_copies(call: str, model: nn.Module) -> None:
         if found:
             kind = type(part).__name__
             raise TypeError(f"{call}({kind}): it overrides {found[0]}, so a copy of it may be something else")
+    try:
+        copied = copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:  # tensors with a history, locks, open files
+        raise TypeError(f"{call}(model): it cannot be copied ({str(error).splitlines()[0]})") from None
+    for (path, one), (other, two) in zip(model.named_modules(), copied.named_modules(), strict=True):
+        tensors = [{**part._parameters, **part._buffers} for part in (one, two)]
+        same = all(_same_bits(value, tensors[1].get(name)) for name, value in tensors[0].items())
+        facts = [(_class(part), found.keys()) for part, found in zip((one, two), tensors, strict=True)]
+        if path != other or facts[0] != facts[1] or not same:
+            raise TypeError(f"{call}({type(one).__name__}): a copy of {path or 'it'} is something else")
+    return copied
+
+
+def _class(part: nn.Module) -> object:
+    """Its class; of a traced graph, for each of which torch makes one, its code."""
+    return part.code if isinstance(part, torch.fx.GraphModule) else type(part)
+
+
+def _same_bits(one: Tensor | None, two: Tensor | None) -> bool:
+    if one is None or two is None:
+        return one is two
+    if type(one) is not type(two) or one.dtype != two.dtype or one.shape != two.shape:
+        return False
+    plain = one.layout == torch.strided and not one.is_meta
+    return not plain or bool(((one == two) | (one.isnan() & two.isnan())).all())
 
 
 def unwrapped(call: str, module: nn.Module) -> nn.Module:
     """What wrappers of torch itself call: those of torch.compile (whose class takes a second to import) and DDP."""
     kind = type(module)
     if kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo."):
+        _require_nothing_replaced(call, module, but="forward")
         inner = getattr(module, "_orig_mod", None)
+        hooked = vars(module)["_forward_hooks"] or vars(module)["_forward_pre_hooks"]
+        if hooked or vars(module).get("_compiled_call_impl") is not None:
+            raise TypeError(f"{call}({kind.__name__}): it has hooks, so what it computes is unknown")
         target = _compiled_from(vars(module).get("forward"))
         if isinstance(inner, nn.Module) and (target is inner or getattr(target, "__self__", None) is inner):
             return unwrapped(call, inner)
@@ -203,10 +263,14 @@ def require_steady(call: str, layer: nn.Module) -> None:
     Dropout of weights does the one in training mode, torch's spectral_norm the other. Those of this package do neither.
     """
     name, lists = type(layer).__name__, _parametrizations(layer)
-    if all(is_genuine(type(part), "gramcert") for parts in lists.values() for part in parts):
-        return
     for parameter, parts in lists.items():
-        with torch.no_grad():
+        require_known(call, parts, parametrize.ParametrizationList)
+        ours = [part for part in parts if is_genuine(type(part), "gramcert")]
+        for part in ours:
+            require_known(call, part, type(part))
+        if len(ours) == len(parts):
+            continue
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             before, of_torch = random_state(), torch.get_rng_state()
             first = parts().clone()
             require_plain_tensor(f"{call}({name}.{parameter})", first)

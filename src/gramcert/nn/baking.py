@@ -1,13 +1,12 @@
 """``export`` and ``frozen``: copies of a model with the rescaled weights as they are now."""
 
-import copy
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from torch import nn
 from torch.nn.utils import parametrize
 
-from gramcert.geometry.recognition import is_genuine, require_faithful_copies, require_known, require_steady
+from gramcert.geometry.recognition import faithful_copy, is_genuine, require_known, require_steady
 from gramcert.nn.dense import SRConv1d, SRConv2d, SRConv3d, SRLinear
 from gramcert.nn.head import NormalizedLinear
 
@@ -47,7 +46,7 @@ def export(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"export(model): expected a torch.nn.Module, got {type(model).__name__}")
-    return _replaced("export", _copied("export", model).eval(), _plain, {})
+    return _replaced("export", faithful_copy("export", model).eval(), _plain, {})
 
 
 def frozen(call: str, model: nn.Module) -> nn.Module:
@@ -56,20 +55,12 @@ def frozen(call: str, model: nn.Module) -> nn.Module:
     A parametrisation may give other weights each time. Torch's own ``parametrize.cached`` cannot be used against that:
     it takes a layer and its deep copies for one, and gives all of them the weights of whichever was asked first.
     """
-    return _replaced(call, _copied(call, model), lambda module: module, {})
+    return _replaced(call, faithful_copy(call, model), lambda module: module, {})
 
 
 def plain_copy(call: str, model: nn.Module) -> nn.Module:
     """What :func:`export` gives, in the mode, training or evaluation, that the model is in."""
-    return _replaced(call, _copied(call, model), _plain, {})
-
-
-def _copied(call: str, model: nn.Module) -> nn.Module:
-    require_faithful_copies(call, model)
-    try:
-        return copy.deepcopy(model)
-    except RuntimeError as error:  # tensors with a history, such as those that hooks of older versions of torch make
-        raise TypeError(f"{call}(model): it cannot be copied ({str(error).splitlines()[0]})") from None
+    return _replaced(call, faithful_copy(call, model), _plain, {})
 
 
 def _replaced(

@@ -1,6 +1,5 @@
 """Layers of layers, with the constant that follows from their parts."""
 
-import math
 from fractions import Fraction
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.exact import exact, float_up
+from gramcert.geometry.recognition import require_known
 from gramcert.nn.guarantee import constant_and_size, times
 from gramcert.nn.layer import Layer
 from gramcert.nn.pooling import root_float32
@@ -97,6 +97,7 @@ class Concatenation(Layer):
 
     def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
         """The root of the sum of squares."""
+        require_known(call, self.parts, nn.ModuleList)
         for part in self.parts:
             _require_no_overwriting(f"{call}(Concatenation)", part)
         found = [constant_and_size(call, part, size) for part in self.parts]
@@ -120,7 +121,7 @@ class Concatenation(Layer):
 def _size(name: str, factor: Any) -> float:
     """The absolute value of a factor of any type, rounded up; what is not finite is an error."""
     number = exact(name, factor)
-    if not math.isfinite(number):
+    if isinstance(number, float):
         raise ValueError(f"{name}: expected a finite number, got {factor!r}")
     return float_up(max(number, -number))
 

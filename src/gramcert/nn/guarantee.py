@@ -64,7 +64,7 @@ def constant_and_size(call: str, module: nn.Module, size: Size) -> tuple[float, 
     if isinstance(module, torch.fx.GraphModule):
         name = type(module).__name__
         raise TypeError(f"{call}({name}): a traced graph is not known as a layer; ask the model that it was made from")
-    if isinstance(module, Guaranteed):
+    if isinstance(module, Guaranteed) and hasattr(type(module), "guarantee"):  # what an instance says is not enough
         _require_own_guarantee(call, module)
         if isinstance(module, Layer):
             module.require_shapes(call)
@@ -101,9 +101,8 @@ def times(first: float, second: float) -> float:
 
 def _require_own_guarantee(call: str, module: nn.Module) -> None:
     """Refuse a layer that computes something else than the class that gives its guarantee."""
-    owners = [kind for kind in type(module).__mro__ if "guarantee" in vars(kind) and issubclass(kind, nn.Module)]
-    hint = "; a class of your own may have a guarantee(call, size)"
-    require_known(call, module, owners[0] if owners else type(module), hint)
+    owner = next(kind for kind in type(module).__mro__ if "guarantee" in vars(kind) and issubclass(kind, nn.Module))
+    require_known(call, module, owner, "; a class of your own may have a guarantee(call, size)")
 
 
 def _axes(module: nn.Module) -> int | None:

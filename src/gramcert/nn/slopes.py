@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from gramcert.exact import exact
+
 # Slopes exactly in [0, 1], attained or approached. Softplus is missing: torch replaces it by the identity above a
 # threshold, where it jumps by 2e-9.
 _UNIT = (
@@ -38,10 +40,10 @@ def slopes(activation: nn.Module) -> tuple[float, float] | None:
         return 0.0, float(torch.tensor(1 / 6, dtype=torch.float32))  # above 1/6
     if kind is nn.LeakyReLU:
         # The slope is rounded to float32 where the input is.
-        slope = float(options["negative_slope"])
+        slope = float(exact("negative_slope", options["negative_slope"]))
         rounded = float(torch.tensor(slope, dtype=torch.float32))
         return min(1.0, slope, rounded), max(1.0, slope, rounded)
     if kind is nn.ELU and options["alpha"] >= 0:  # slope α·e^x below 0
-        alpha = float(options["alpha"])
+        alpha = float(exact("alpha", options["alpha"]))
         return 0.0, max(1.0, alpha, float(torch.tensor(alpha, dtype=torch.float32)))
     return None
