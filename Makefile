@@ -2,14 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
 
-.PHONY: demo test lint types tests test-slow bench clean
+.PHONY: demo test lint types tests test-slow test-oldest bench clean
+
+# The folder of the target with one of our extras, in the versions of the second prerequisite.
+define install
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --constraint $(word 2,$^) --editable ".[$(1)]"
+	touch $@
+endef
 
 # Installed again when what is required changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $@
+	$(call install,dev)
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	$(call install,test)
 
 demo: $(VENV)/.installed
 	mkdir -p demo
@@ -33,6 +42,10 @@ tests: $(VENV)/.installed
 test-slow: $(VENV)/.installed
 	HYPOTHESIS_PROFILE=slow $(BIN)/pytest
 
+# The lower bounds of pyproject.toml, with Python 3.11. Its torch brings 3 GB of CUDA, which nothing here needs.
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/pytest -m "not slow"
+
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bounds.py
 	$(BIN)/python benchmarks/startup.py
@@ -44,4 +57,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/auditing.py
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) $(OLDEST) demo

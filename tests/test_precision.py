@@ -10,11 +10,9 @@ import gramcert
 from gramcert.precision import full_float32_products
 from gramcert.rounding import checked_arithmetic
 
-NEWER = hasattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision")
-
 
 def setting():
-    return torch.backends.mkldnn.matmul.fp32_precision if NEWER else torch.get_float32_matmul_precision()
+    return torch.backends.mkldnn.matmul.fp32_precision
 
 
 def owners():
@@ -27,12 +25,10 @@ def _as_it_was():
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
-    if NEWER:
-        for owner in owners():
-            owner.fp32_precision = "none"
+    for owner in owners():
+        owner.fp32_precision = "none"
 
 
-@pytest.mark.skipif(not NEWER, reason="this version of torch has one setting, which nothing inherits")
 @pytest.mark.parametrize("values", list(itertools.product(["none", "ieee", "tf32"], repeat=2)), ids=" ".join)
 def test_what_was_inherited_is_still_inherited(values):
     for owner, value in zip(owners(), values, strict=True):
@@ -74,7 +70,7 @@ def test_threads_agree():
     assert setting() != before
     leave.set()
     thread.join()
-    assert seen[0] in ("ieee", "none", "highest")
+    assert seen[0] in ("ieee", "none")
     assert setting() == before
     assert torch.get_float32_matmul_precision() == "medium"
 

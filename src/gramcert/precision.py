@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 # "none" is torch's word for the default, which is full precision.
-_FULL = ("ieee", "none", "highest")
+_FULL = ("ieee", "none")
 
 _lock = threading.Lock()
 _inside = 0
@@ -53,28 +53,20 @@ def full_float32_products(call: str) -> Iterator[None]:
         )
 
 
-def _matmul() -> Any:
-    """Where newer versions of torch, which refuse to mix it with the older calls, keep the setting; or ``None``."""
-    settings = getattr(torch.backends.mkldnn, "matmul", None)
-    return settings if hasattr(settings, "fp32_precision") else None
-
-
 def _setting() -> str:
-    settings = _matmul()
-    return str(torch.get_float32_matmul_precision() if settings is None else settings.fp32_precision)
+    library: Any = torch.backends.mkldnn
+    return str(library.matmul.fp32_precision)
 
 
 def _raised() -> Callable[[], None]:
     """Raise the precision if need be, and say how to put it back."""
-    settings, before = _matmul(), _setting()
+    library: Any = torch.backends.mkldnn
+    before = _setting()
     if before in _FULL:
         return lambda: None
-    if settings is None:
-        torch.set_float32_matmul_precision("highest")
-        return lambda: torch.set_float32_matmul_precision(before)
     own = "none" if _is_inherited() else before
-    settings.fp32_precision = "ieee"
-    return lambda: setattr(settings, "fp32_precision", own)
+    library.matmul.fp32_precision = "ieee"
+    return lambda: setattr(library.matmul, "fp32_precision", own)
 
 
 def _is_inherited() -> bool:
