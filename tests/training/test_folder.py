@@ -213,7 +213,7 @@ def test_a_folder_in_place_of_an_image(folder):
 def test_sixteen_bits_are_refused_because_they_would_be_clipped(folder):
     path, _ = folder
     save(path / "train/dog/1.png", np.array([[0, 256, 40_000, 65_535]], dtype=np.uint16))
-    with pytest.raises(ValueError, match=r"train/dog/1\.png: .*expected 8 bits per channel, got Pillow's mode I;16"):
+    with pytest.raises(ValueError, match=r"train/dog/1\.png: .*expected 8 bits per channel, got Pillow's mode I"):
         read_folder(path)
 
 
