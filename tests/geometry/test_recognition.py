@@ -99,6 +99,9 @@ def test_subclasses_that_change_nothing_are_known():
 
     layer = Named(1, 1, 3)
     layer.size = 4
+    for name, value in (("mask", torch.ones(2, dtype=torch.bool)), ("table", torch.ones(2).to(torch.float8_e5m2))):
+        layer.register_buffer(name, value)
+    layer.register_buffer("sparse", torch.eye(2).to_sparse())
     assert lipschitz_bound(layer) == lipschitz_bound(nn.Sequential(layer))
     assert spectral_norm(layer).upper > 0
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import parametrize
 
-from gramcert.arguments import require_finite
+from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, require_finite
 
 # What a subclass may define without changing what the layer computes.
 _HARMLESS = {
@@ -44,6 +44,8 @@ _TABLES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pr
 
 # Instructions that look an attribute up, in the versions of Python.
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+
+_FLOATS = (*REAL_TYPES, *COMPLEX_TYPES, torch.float16, torch.bfloat16)
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)
 
@@ -185,7 +187,8 @@ def _require_plain_tensors(call: str, layer: nn.Module) -> None:
     for name, value in (*layer._parameters.items(), *layer._buffers.items(), *vars(layer).items()):
         if isinstance(value, Tensor):
             require_plain_tensor(f"{call}({kind}.{name})", value)
-            if name != "weight" and not value.is_meta:  # weights are looked at by whoever bounds them
+            dense = value.layout == torch.strided and not value.is_meta
+            if name != "weight" and dense and value.dtype in _FLOATS:  # weights are looked at by whoever bounds them
                 require_finite(call, f"{kind}.{name}", value)
 
 
@@ -211,7 +214,10 @@ def faithful_copy(call: str, model: nn.Module) -> nn.Module:
         copied = copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:  # tensors with a history, locks, open files
         raise TypeError(f"{call}(model): it cannot be copied ({str(error).splitlines()[0]})") from None
-    for (path, one), (other, two) in zip(model.named_modules(), copied.named_modules(), strict=True):
+    parts = list(copied.named_modules())
+    if len(parts) != len(list(model.named_modules())):
+        raise TypeError(f"{call}({type(model).__name__}): a copy of it is something else")
+    for (path, one), (other, two) in zip(model.named_modules(), parts, strict=True):
         tensors = [{**part._parameters, **part._buffers} for part in (one, two)]
         same = all(_same_bits(value, tensors[1].get(name)) for name, value in tensors[0].items())
         facts = [(_class(part), found.keys()) for part, found in zip((one, two), tensors, strict=True)]
