@@ -28,7 +28,11 @@ def test_arithmetic_keeps_every_point(left, right, here, there):
         Fraction(e.lower) + Fraction(t) * (Fraction(e.upper) - Fraction(e.lower))
         for e, t in ((left, here), (right, there))
     )
-    for result, exact in ((left + right, first + second), (left * right, first * second)):
+    results = [(left + right, first + second), (left * right, first * second), (left - right, first - second)]
+    results.append((-left, -first))
+    if not right.lower <= 0 <= right.upper:
+        results.append((left / right, first / second))
+    for result, exact in results:
         assert result.lower <= exact <= result.upper
     assert left.max(right).lower <= max(first, second) <= left.max(right).upper
 
@@ -85,6 +89,66 @@ def test_exact_arithmetic_stays_exact():
     assert 2 * Enclosure(1, 1) == 2
     assert Enclosure(4, 9).sqrt() in Enclosure(2, 3)
     assert Enclosure(1.7e308, 1.7e308) + 1.7e308 > 1.79e308
+
+
+def test_differences_and_quotients_of_known_numbers():
+    assert Enclosure(1, 2) - Enclosure(0.5, 1) in Enclosure(0, 1.5)
+    assert 3 - Enclosure(1, 2) in Enclosure(1, 2)
+    assert Enclosure(1, 2) / 4 in Enclosure(0.25, 0.5)
+    assert 1 / Enclosure(-4, -2) in Enclosure(-0.5, -0.25)
+    assert Fraction(1, 3) in 1 / Enclosure(3, 3) != Enclosure(0, 0.25)
+    assert (Enclosure(2, 2) / Enclosure(1, math.inf)).lower == 0
+    assert Enclosure(0, math.inf) in Enclosure(1, math.inf) / Enclosure(1, math.inf)
+    assert not (Enclosure(1, 2, tol_reached=False) - 1).tol_reached
+    assert str(-Enclosure(0, 0)) == "0.0"
+
+
+@pytest.mark.parametrize("divisor", [0, 0.0, Enclosure(0, 1), Enclosure(-1, 0), Enclosure(-1, 1)])
+def test_a_divisor_that_may_be_zero_is_refused(divisor):
+    with pytest.raises(ZeroDivisionError, match="expected a divisor that is certainly not 0, got"):
+        1 / Enclosure(1, 1) / divisor
+    if isinstance(divisor, Enclosure):
+        with pytest.raises(ZeroDivisionError, match="certainly not 0"):
+            1 / divisor
+
+
+@given(enclosures(), st.sampled_from([".3f", ".0e", ".4g", "+.2e", ",.1f", ".2%", "f", ".5"]))
+def test_formats_round_outward(enclosure, spec):
+    text = format(enclosure, spec)
+    ends = text.removeprefix("[").removesuffix("]").split(", ")
+    with decimal.localcontext(decimal.Context(prec=1000)):
+        scale = 100 if spec.endswith("%") else 1
+        low, high = (decimal.Decimal(end.replace(",", "").rstrip("%")) / scale for end in (ends[0], ends[-1]))
+        assert low <= decimal.Decimal(enclosure.lower)
+        assert decimal.Decimal(enclosure.upper) <= high
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (".3f", "[1.234, 1.235]"),
+        ("+.1f", "[+1.2, +1.3]"),
+        ("f", "[1.234567, 1.234600]"),
+        (">18.3f", "    [1.234, 1.235]"),
+        ("", "1.23458 ± 2.0e-5"),
+        ("*^20", "**1.23458 ± 2.0e-5**"),
+    ],
+)
+def test_formats(spec, text):
+    assert format(Enclosure(1.2345678, 1.2346), spec) == text
+
+
+def test_formats_of_special_enclosures():
+    assert f"{Enclosure(2, 2):.2f}" == "2.00"
+    assert f"{Enclosure(1, math.inf):.2f}" == "[1.00, inf]"
+    with pytest.raises(ValueError, match=r"expected a format of floats, such as '\.3f'"):
+        format(Enclosure(1, 2), "d")
+
+
+def test_the_representation_is_short_and_can_be_evaluated():
+    missed = Enclosure(0.1, 0.25, "proof", tol_reached=False, steps=(Step("proof", 0.1, 0.25, 0.0),))
+    assert repr(missed) == "Enclosure(0.1, 0.25, tol_reached=False)"
+    assert repr(Enclosure(1, 2)) == "Enclosure(1.0, 2.0)"
 
 
 def test_comparisons_are_true_only_when_certain():

@@ -3,6 +3,7 @@
 import decimal
 import math
 import numbers
+import re
 import textwrap
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,6 +20,9 @@ Number = Any
 
 # Enclosures wider than this, relatively, are printed by their ends.
 WIDE = 0.05
+
+# Where a text stands, and how its numbers are written.
+_FORMAT = re.compile(r"((?:.?[<>^])?\d*)([+ -]?#?[,_]?(?:\.\d+[eEfFgG%]?|[eEfFgG%]))?")
 
 _DECIMALS = decimal.Context(prec=800)  # every float64 and every sum of two is exact
 
@@ -56,6 +60,8 @@ class Enclosure:
         >>> third = Enclosure(0.3333, 0.3334)
         >>> print(third + 1)
         1.33335 ± 5.1e-5
+        >>> f"{2 / third:.3f}"
+        '[5.998, 6.001]'
         >>> 1 / 3 in third, third < 0.4, third < 0.33335, third > 0.33335
         (True, True, False, False)
     """
@@ -101,6 +107,22 @@ class Enclosure:
         return self._with(other, float_down(min(products)), float_up(max(products)))
 
     __rmul__ = __mul__
+
+    def __neg__(self) -> "Enclosure":
+        return self._with(self, 0.0 - self.upper, 0.0 - self.lower)
+
+    def __sub__(self, other: "Number | Enclosure") -> "Enclosure":
+        lower, upper = _operand(other)
+        return self._with(other, float_down(_sum(self.lower, -upper)), float_up(_sum(self.upper, -lower)))
+
+    def __rsub__(self, other: "Number") -> "Enclosure":
+        return (-self).__add__(other)
+
+    def __truediv__(self, other: "Number | Enclosure") -> "Enclosure":
+        return self._with(other, *_quotient((self.lower, self.upper), _operand(other)))
+
+    def __rtruediv__(self, other: "Number") -> "Enclosure":
+        return self._with(other, *_quotient(_operand(other), (self.lower, self.upper)))
 
     def max(self, *others: "Number | Enclosure") -> "Enclosure":
         """The largest of this and other enclosed numbers."""
@@ -153,6 +175,22 @@ class Enclosure:
 
     def __bool__(self) -> bool:
         raise TypeError("bool(Enclosure): compare it with a number instead")
+
+    def __repr__(self) -> str:
+        missed = "" if self.tol_reached else ", tol_reached=False"
+        return f"Enclosure({self.lower!r}, {self.upper!r}{missed})"
+
+    def __format__(self, spec: str) -> str:
+        """Both ends as a float would be written, rounded outward; without a number's format, the text of ``str``."""
+        parts = _FORMAT.fullmatch(spec)
+        if parts is None:
+            raise ValueError(f"format(Enclosure, {spec!r}): expected a format of floats, such as '.3f'")
+        layout, number = parts.groups()
+        if not number:
+            return format(str(self), layout)
+        number = number if "." in number else f"{number[:-1]}.6{number[-1]}"  # as floats do
+        lower, upper = _written(self.lower, number, up=False), _written(self.upper, number, up=True)
+        return format(lower if lower == upper else f"[{lower}, {upper}]", layout)
 
     def __str__(self) -> str:
         """Guaranteed digits only: the printed centre and radius contain both ends."""
@@ -243,6 +281,16 @@ def _product(a: Exact, b: Exact) -> Exact:
     return Fraction(a) * Fraction(b)
 
 
+def _quotient(over: tuple[Exact, Exact], under: tuple[Exact, Exact]) -> tuple[float, float]:
+    """The ends of all quotients."""
+    if under[0] <= 0 <= under[1]:
+        raise ZeroDivisionError(f"Enclosure: expected a divisor that is certainly not 0, got {under[0]} to {under[1]}")
+    # Over an infinite end there are quotients as near to 0 as one likes, also of an infinite one.
+    inverses = [Fraction(0) if _infinite(end) else 1 / Fraction(end) for end in under]
+    quotients = [_product(end, inverse) for end in over for inverse in inverses]
+    return float_down(min(quotients)), float_up(max(quotients))
+
+
 def _is_square(value: float, root: float) -> bool:
     """Whether the root is exact: its square, as an exact fraction."""
     if math.isinf(value):
@@ -256,6 +304,15 @@ def _two_digits_up(radius: decimal.Decimal) -> str:
         rounded = +radius
     digits, exponent = f"{rounded:.1e}".split("e")
     return f"{digits}e{int(exponent)}"
+
+
+def _written(value: float, spec: str, *, up: bool) -> str:
+    """A bound in the format of floats, rounded outward: decimal numbers are exact, and know directions."""
+    if math.isinf(value):
+        return f"{value}"
+    with decimal.localcontext(_DECIMALS) as context:
+        context.rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+        return format(decimal.Decimal(value), spec)
 
 
 def _digits(value: float, count: int, *, up: bool) -> str:
