@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 import gramcert
 from cases import modules
 from gramcert import Convolution, lipschitz_bound
-from gramcert.parametrizations import almost_orthogonal, spectral_normalization, spectral_rescaling
+from gramcert.parametrizations import almost_orthogonal, spectral_norm, spectral_rescaling
 from patience import PATIENCE
 from reference import dense_norm, sigma
 
@@ -23,7 +23,7 @@ MAPS = {
     "spatial": spectral_rescaling,
     "frequency": lambda layer, **options: spectral_rescaling(layer, form="frequency", **options),
     "almost orthogonal": almost_orthogonal,
-    "normalised": spectral_normalization,
+    "normalised": spectral_norm,
 }
 ROUNDING = 100 * torch.finfo(torch.float32).eps
 
@@ -212,7 +212,7 @@ class TestPublishedFailures:
             nn.init.ones_(layer.weight)
         theirs, ours = (
             nn.utils.parametrizations.spectral_norm(layers[0]),
-            spectral_normalization(layers[1], input_size=16),
+            spectral_norm(layers[1], input_size=16),
         )
         assert lipschitz_bound(theirs.eval(), 16) > 2.9
         assert 0.99 < lipschitz_bound(ours, 16) <= 1 + ROUNDING
@@ -241,7 +241,7 @@ class Flipped(nn.Conv2d):
         ),
         (lambda: spectral_rescaling(conv(), iterations=0), ValueError, r"spectral_rescaling\(iterations=0\)"),
         (lambda: spectral_rescaling(conv(), form="x"), ValueError, r"spectral_rescaling\(form='x'\)"),
-        (lambda: spectral_normalization(conv(), input_size=(3,)), ValueError, r"Conv2d needs 2 sizes, got 1"),
+        (lambda: spectral_norm(conv(), input_size=(3,)), ValueError, r"Conv2d needs 2 sizes, got 1"),
         (lambda: spectral_rescaling(nn.Linear(2, 2), input_size=3), ValueError, "Linear has no spatial size"),
         (lambda: spectral_rescaling(nn.Conv2d(1, 1, 5), input_size=3), ValueError, "the output would be empty"),
         (lambda: spectral_rescaling(Flipped(1, 1, 3)), TypeError, "overrides forward"),

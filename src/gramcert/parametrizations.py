@@ -57,7 +57,7 @@ def almost_orthogonal(
     return _register(module, name, SpectralRescaling(geometry, 1, form))
 
 
-def spectral_normalization(
+def spectral_norm(
     module: nn.Module, name: str = "weight", iterations: int = 6, *, input_size: Sizes | None = None
 ) -> nn.Module:
     """Divide the weight of a layer by an upper bound of the layer's spectral norm, :func:`gramcert.norm2`.
@@ -70,8 +70,8 @@ def spectral_normalization(
         iterations: number of Gram products of the bound.
         input_size: the one size the layer will be used at, or ``None`` for every size.
     """
-    geometry = _Geometry("spectral_normalization", module, name, input_size)
-    return _register(module, name, SpectralNormalization(geometry, iterations))
+    geometry = _Geometry("spectral_norm", module, name, input_size)
+    return _register(module, name, SpectralNorm(geometry, iterations))
 
 
 class _Geometry:
@@ -138,8 +138,8 @@ class SpectralRescaling(nn.Module):
         return f"iterations={self.iterations}, form={self.form!r}{size}"
 
 
-class SpectralNormalization(nn.Module):
-    """W ↦ W/‖W‖ with an upper bound of the norm; see :func:`spectral_normalization`, which makes one for a layer."""
+class SpectralNorm(nn.Module):
+    """W ↦ W/‖W‖ with an upper bound of the norm; see :func:`spectral_norm`, which makes one for a layer."""
 
     def __init__(self, geometry: _Geometry, iterations: int) -> None:
         super().__init__()

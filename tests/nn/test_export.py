@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import gramcert.nn as gnn
-from gramcert.parametrizations import spectral_normalization
+from gramcert.parametrizations import spectral_norm
 
 
 def network():
@@ -25,7 +25,7 @@ def network():
         gnn.Centering(16),
         gnn.Householder(16),
         gnn.BatchCentering(16),
-        spectral_normalization(nn.Conv2d(16, 16, 1)),
+        spectral_norm(nn.Conv2d(16, 16, 1)),
         gnn.Residual(nn.Sequential(gnn.SLLConv2d(16, 4, 3, nn.Tanh()), gnn.Abs())),
         gnn.Concatenation(nn.Identity(), gnn.GroupSort(2)),
         gnn.L2Pool(2),
