@@ -220,7 +220,7 @@ def _engine(configuration: Configuration) -> Any:
         raise ValueError("train: needs accelerate (pip install 'gramcert[train]')") from None
     AcceleratorState._reset_state()  # the precision of an earlier run in this process
     precision = {"float32": "no", "bfloat16": "bf16"}[configuration.precision]
-    device = torch.accelerator.current_accelerator()
+    device = torch.accelerator.current_accelerator(check_available=True)
     if device is not None and device.type == "cuda":
         # float32 means float32, above all in the rescaling, which is matrix products.
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
