@@ -13,7 +13,7 @@ import torch
 import gramcert
 from gramcert.auditing.architectures import CifarResNet, build
 from gramcert.baselines import reshaped_kernel_norm
-from gramcert.weights_file import read_torch
+from gramcert.files import read_torch
 
 SHAPE, TOL = (3, 32, 32), 1e-2
 

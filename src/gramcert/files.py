@@ -1,10 +1,12 @@
-"""Tensors from files of weights. Nothing in a file is ever executed."""
+"""Files: written whole or not at all, locked, and read as weights. Nothing in a file is ever executed."""
 
+import os
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -12,9 +14,74 @@ from torch import Tensor
 # Of lists and dictionaries in each other.
 _DEEPEST = 16
 
+_UNFINISHED = ".unfinished"
+
 
 class BadFile(ValueError):  # noqa: N818 - it names what the caller gave, not a failure of the program
     """A file that cannot be read, for the reason in the message."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Under another name first, then renamed: a reader sees the old content or the new, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path, *names: str) -> None:
+    """What a killed process was writing; only for whoever has the lock."""
+    for name in names:
+        for path in folder.glob(f".{name}.*{_UNFINISHED}"):
+            path.unlink(missing_ok=True)
+
+
+def open_lock(path: Path) -> TextIO:
+    """A file to lock, whose content, if it has some, is left alone; a link is not followed."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(path, flags, 0o644), "r+")
+
+
+def locked(lock: TextIO) -> bool:
+    """A lock that the system takes back when the process ends, however it ends; without one, on trust."""
+    try:
+        import fcntl
+    except ImportError:  # not a Unix system
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def wait_for(lock: TextIO) -> None:
+    """Until the lock is free; where there are no locks, on trust."""
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except (ImportError, OSError):
+        pass
+
+
+@contextmanager
+def opened_safetensors(path: Path) -> Iterator[Any]:
+    """A safetensors file, whose tensors and metadata can be read one by one."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: cannot be read as safetensors ({error})") from None
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

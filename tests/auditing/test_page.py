@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gramcert.auditing.digits import shown_down, shown_seconds, shown_text, shown_up
+from gramcert.auditing.findings import Profile, Row
 from gramcert.auditing.page import to_html
-from gramcert.auditing.result import Audit, Profile, Row
+from gramcert.auditing.result import Audit
 from gramcert.cli.audit_table import audit_table
 from gramcert.rounding import ASSUMPTIONS
 

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from gramcert.files import write_atomically
 from gramcert.training.checkpoints import (
     CONFIGURATION,
     MODEL,
@@ -18,7 +19,6 @@ from gramcert.training.checkpoints import (
     load_state,
     save_model,
     save_state,
-    write_atomically,
 )
 from gramcert.training.networks import build
 
@@ -48,32 +48,6 @@ def require_same_bits(one, other):
     for name, tensor in one.items():
         assert tensor.dtype == other[name].dtype
         assert tensor.numpy().tobytes() == other[name].numpy().tobytes()
-
-
-def test_the_old_content_stays_until_the_new_is_complete(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-    seen = []
-    monkeypatch.setattr(os, "fsync", lambda _: seen.append(path.read_bytes()))
-    write_atomically(path, b"new")
-    assert seen == [b"old"]
-    assert path.read_bytes() == b"new"
-    assert names(tmp_path) == {"file"}
-
-
-@pytest.mark.parametrize("step", ["os.fsync", "pathlib.Path.replace"])
-def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch, step):
-    def full(*_):
-        raise OSError("No space left on device")
-
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-    monkeypatch.setattr(step, full)
-    with pytest.raises(OSError, match="No space left on device"):
-        write_atomically(path, b"new")
-    monkeypatch.undo()
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == {"file"}
 
 
 def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path, monkeypatch, tiny):

@@ -10,11 +10,19 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing import activations, aten_functions, aten_layers, aten_windows, rules
-from gramcert.auditing.aten_arguments import Arguments, Opaque, Rule, constants_in, require_real, run, variables_in
-from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph, Unbounded, Variable
+from gramcert.auditing.aten_arguments import (
+    Arguments,
+    Context,
+    Opaque,
+    Rule,
+    constants_in,
+    require_real,
+    run,
+    variables_in,
+)
+from gramcert.auditing.graph import MOST_ENTRIES, Graph, Unbounded, Variable
 from gramcert.auditing.linear import Shape
 from gramcert.auditing.memory import Memory, argument_names, may_share, written_arguments
-from gramcert.auditing.patterns import Patterns
 from gramcert.auditing.program import BadModel, Call, Program, Ref
 from gramcert.auditing.rules import Unknown
 
@@ -84,29 +92,27 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-class Translator:
+class Translator(Context):
     """Walks through a program."""
 
     def __init__(self, program: Program) -> None:
+        super().__init__()
         self.program = program
-        self.b = Builder()
-        self.patterns = Patterns(self.b)
         self._values: dict[str, Any] = dict(program.tensors)
         self._memory = Memory()
         self.changes: list[str] = []  # calls that overwrite parameters or buffers
-        self._types = self.b.graph.types  # of values that depend on the input, by the names of their nodes
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""
         for name, shape in shapes.items():
             self._values[name] = self.b.input(name, shape)
-            self._types[self._values[name].name] = self.program.types.get(name, torch.float32)
+            self.types[self._values[name].name] = self.program.types.get(name, torch.float32)
         for call in self.program.calls:
             values = {name: self._resolve(value) for name, value in call.arguments.items()}
             result = self._result(call, Arguments(call, values))
             for x in variables_in(result):
                 if not isinstance(self.b.node(x).operation, Unbounded):  # whose type is not known
-                    self._types.setdefault(x.name, self._type_after(call, values))
+                    self.types.setdefault(x.name, self._type_after(call, values))
             self._bind(call, result)
         for name in self.program.outputs:
             value = self._read(name)
@@ -121,11 +127,6 @@ class Translator:
             self.b.output(name, value)
         return self.b.graph
 
-    def like(self, *values: Any) -> torch.dtype:
-        """The type that scalars are rounded to beside these values: float32 also for half precision."""
-        types = [self._types.get(x.name, torch.float32) for x in variables_in(list(values))]
-        return torch.float64 if torch.float64 in types else torch.float32
-
     def _type_after(self, call: Call, values: dict[str, Any]) -> torch.dtype:
         """That of a result: as asked for, that of the value it is made of, or promoted from all arguments."""
         wanted, arguments = values.get("dtype"), Arguments(call, values)
@@ -135,7 +136,7 @@ class Translator:
         if other is not None or arguments.in_place or arguments.op in VIEWS | COPIES | SPLITS:
             values = {"": other if other is not None else values.get("self", values.get("input"))}
         variables = [x for x in variables_in(values) if x.shape] or variables_in(values)  # scalars do not promote
-        types = [self._types.get(x.name, torch.float32) for x in variables]
+        types = [self.types.get(x.name, torch.float32) for x in variables]
         types += [value.dtype for value in values.values() if isinstance(value, Tensor) and value.dim()]
         result = types[0] if types else torch.float32
         for other in types[1:]:
@@ -172,7 +173,7 @@ class Translator:
                     "in training mode it is random: put the model in evaluation mode, .eval(), and export it again"
                 )
             other = arguments.get("other")
-            if isinstance(other, Variable) and other.name not in self._types:
+            if isinstance(other, Variable) and other.name not in self.types:
                 raise Unknown("the type of a value of which nothing is known")
             for dtype in (arguments.get("dtype"), other.dtype if isinstance(other, Tensor) else None):
                 require_real(dtype)

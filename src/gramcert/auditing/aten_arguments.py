@@ -2,20 +2,32 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gramcert.auditing import rules
-from gramcert.auditing.graph import MOST_ENTRIES, Variable
+from gramcert.auditing.graph import MOST_ENTRIES, Builder, Variable
+from gramcert.auditing.patterns import Patterns
 from gramcert.auditing.program import Call
 from gramcert.auditing.rules import Unknown
 
-if TYPE_CHECKING:
-    from gramcert.auditing.aten import Translator
+Rule = Callable[["Context", "Arguments"], Any]
 
-Rule = Callable[["Translator", "Arguments"], Any]
+
+class Context:
+    """What rules may use of the translation that they are part of."""
+
+    def __init__(self) -> None:
+        self.b = Builder()
+        self.patterns = Patterns(self.b)
+        self.types = self.b.graph.types  # of values that depend on the input, by the names of their nodes
+
+    def like(self, *values: Any) -> torch.dtype:
+        """The type that scalars are rounded to beside these values: float32 also for half precision."""
+        types = [self.types.get(x.name, torch.float32) for x in variables_in(list(values))]
+        return torch.float64 if torch.float64 in types else torch.float32
 
 
 def registering(table: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:
@@ -177,17 +189,17 @@ def number_of(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def spread(t: "Translator", x: Variable, *others: Any) -> Variable:
+def spread(t: Context, x: Variable, *others: Any) -> Variable:
     """A value repeated to the shape that it has beside others."""
     shape = tuple(torch.broadcast_shapes(x.shape, *(tuple(getattr(other, "shape", ())) for other in others)))
     return x if shape == x.shape else t.b.moved(x, lambda places: places.expand(shape), "expand")
 
 
-def with_bias(t: "Translator", a: Arguments, x: Variable) -> Variable:
+def with_bias(t: Context, a: Arguments, x: Variable) -> Variable:
     """Constants that were added are noted, so that no pattern overlooks them."""
     return x if a.constant("bias") is None else t.patterns.shifted(x, None)
 
 
-def further_results(t: "Translator", a: Arguments, count: int) -> list[Variable]:
+def further_results(t: Context, a: Arguments, count: int) -> list[Variable]:
     """Further results, of which nothing is known."""
     return [t.b.unbounded((a.x(),), (), f"{a.op}: its further results are not followed") for _ in range(count)]

@@ -1,7 +1,7 @@
 """Operators of torch: activations, orders and lengths, normalisation, sizes."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from gramcert.auditing import activations, rules
 from gramcert.auditing.aten_arguments import (
     Arguments,
+    Context,
     Rule,
     further_results,
     known,
@@ -21,20 +22,17 @@ from gramcert.auditing.graph import Nonlinear, Variable
 from gramcert.auditing.patterns import SIGN, SQUARE
 from gramcert.auditing.rules import Unknown
 
-if TYPE_CHECKING:
-    from gramcert.auditing.aten import Translator
-
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)
 
 
 @rule("leaky_relu")
-def _leaky(t: "Translator", a: Arguments) -> Variable:
+def _leaky(t: Context, a: Arguments) -> Variable:
     return rules.activation(t.b, a.x(), "leaky_relu", activations.leaky(a.number("negative_slope", 0.01)))
 
 
 @rule("rrelu")
-def _rrelu(t: "Translator", a: Arguments) -> Variable:
+def _rrelu(t: Context, a: Arguments) -> Variable:
     if a.get("training", False):
         raise Unknown("in training mode its slope is random: .eval(), and export it again")
     slope = (a.number("lower", 1 / 8) + a.number("upper", 1 / 3)) / 2
@@ -42,7 +40,7 @@ def _rrelu(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("elu", "selu", "celu")
-def _elu(t: "Translator", a: Arguments) -> Variable:
+def _elu(t: Context, a: Arguments) -> Variable:
     if a.op == "celu":
         return rules.activation(t.b, a.x(), "celu", activations.celu(a.number("alpha", 1.0)) or "its alpha is negative")
     if a.op == "selu":
@@ -53,25 +51,25 @@ def _elu(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("softplus")
-def _softplus(t: "Translator", a: Arguments) -> Variable:
+def _softplus(t: Context, a: Arguments) -> Variable:
     beta = a.number("beta", 1)
     name = "softplus" if beta == 1 else "softplus with beta"  # which is no part of Mish
     return rules.activation(t.b, a.x(), name, activations.softplus(beta, a.number("threshold", 20)))
 
 
 @rule("gelu")
-def _gelu(t: "Translator", a: Arguments) -> Variable:
+def _gelu(t: Context, a: Arguments) -> Variable:
     name = "gelu_tanh" if a.get("approximate", "none") == "tanh" else "gelu"
     return rules.activation(t.b, a.x(), name)
 
 
 @rule("prelu", "_prelu_kernel")
-def _prelu(t: "Translator", a: Arguments) -> Variable:
+def _prelu(t: Context, a: Arguments) -> Variable:
     return rules.prelu(t.b, a.x(), a.weight())
 
 
 @rule("hardtanh", "clamp", "clamp_min", "clamp_max", "relu6")
-def _clamp(t: "Translator", a: Arguments) -> Variable:
+def _clamp(t: Context, a: Arguments) -> Variable:
     if any(isinstance(value, Variable) for name, value in a.values.items() if name != "self"):
         raise Unknown("bounds that depend on the input")
     bounds = [known(value) for name, value in a.values.items() if name != "self"]
@@ -79,18 +77,18 @@ def _clamp(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("threshold")
-def _threshold(t: "Translator", a: Arguments) -> Variable:
+def _threshold(t: Context, a: Arguments) -> Variable:
     is_continuous = a.number("threshold", 0) == a.number("value", 0)
     return rules.activation(t.b, a.x(), "threshold", (0.0, 1.0) if is_continuous else None)
 
 
 @rule("sign", "sgn")
-def _sign(t: "Translator", a: Arguments) -> Variable:
+def _sign(t: Context, a: Arguments) -> Variable:
     return t.b.unbounded((a.x(),), a.x().shape, SIGN)
 
 
 @rule("pow", "square")
-def _pow(t: "Translator", a: Arguments) -> Variable:
+def _pow(t: Context, a: Arguments) -> Variable:
     exponent = 2.0 if a.op == "square" else number_of(a.values["exponent"])
     if exponent == 2:
         return t.b.unbounded((a.x(),), a.x().shape, SQUARE)
@@ -102,17 +100,17 @@ def _pow(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("sqrt")
-def _sqrt(t: "Translator", a: Arguments) -> Variable:
+def _sqrt(t: Context, a: Arguments) -> Variable:
     return t.patterns.root(a.x())
 
 
 @rule("softmax", "_softmax", "log_softmax", "_log_softmax")
-def _softmax(t: "Translator", a: Arguments) -> Variable:
+def _softmax(t: Context, a: Arguments) -> Variable:
     return rules.softmax(t.b, a.x(), a.get("dim", -1), log="log" in a.op)
 
 
 @rule("maximum", "minimum", "max", "min")
-def _extremum(t: "Translator", a: Arguments) -> Any:
+def _extremum(t: Context, a: Arguments) -> Any:
     name = "maximum" if a.op.startswith("max") else "minimum"
     if a.values.get("other") is None:
         return _largest(t, a)
@@ -126,7 +124,7 @@ def _extremum(t: "Translator", a: Arguments) -> Any:
 
 
 @rule("amax", "amin")
-def _largest(t: "Translator", a: Arguments) -> Any:
+def _largest(t: Context, a: Arguments) -> Any:
     """The largest entry along some axes: no further from each other than the entries."""
     x, axes = a.x(), a.get("dim", [])
     axes = [axis % x.dim for axis in ([axes] if isinstance(axes, int) else axes)] or list(range(x.dim))
@@ -137,13 +135,13 @@ def _largest(t: "Translator", a: Arguments) -> Any:
 
 
 @rule("sort", "msort")
-def _sort(t: "Translator", a: Arguments) -> Any:
+def _sort(t: Context, a: Arguments) -> Any:
     result = t.b.nonlinear(a.x(), Nonlinear(1.0, "sort", why="a permutation of its input"))
     return [result, *further_results(t, a, 1)] if a.op == "sort" else result
 
 
 @rule("linalg_vector_norm", "norm")
-def _norm(t: "Translator", a: Arguments) -> Variable:
+def _norm(t: Context, a: Arguments) -> Variable:
     order = number_of(a.get("ord", a.get("p", 2)))
     if order != 2:
         raise Unknown(f"a norm of order {order}")
@@ -158,7 +156,7 @@ def _norm(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("layer_norm", "native_layer_norm")
-def _layer_norm(t: "Translator", a: Arguments) -> Any:
+def _layer_norm(t: Context, a: Arguments) -> Any:
     shape = a.ints("normalized_shape")
     x = rules.normalised(t.b, a.x(), math.prod(shape), a.number("eps", 1e-5), t.like(a.x()), "layer norm")
     weight = a.constant("weight")
@@ -167,7 +165,7 @@ def _layer_norm(t: "Translator", a: Arguments) -> Any:
 
 
 @rule("rms_norm")
-def _rms_norm(t: "Translator", a: Arguments) -> Variable:
+def _rms_norm(t: Context, a: Arguments) -> Variable:
     like = t.like(a.x())
     epsilon = a.number("eps", torch.finfo(like).eps)
     x = rules.normalised(t.b, a.x(), math.prod(a.ints("normalized_shape")), epsilon, like, "rms norm")
@@ -176,7 +174,7 @@ def _rms_norm(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("instance_norm", "group_norm", "native_group_norm")
-def _group_norm(t: "Translator", a: Arguments) -> Any:
+def _group_norm(t: Context, a: Arguments) -> Any:
     x = a.x()
     if a.op == "instance_norm" and not a.get("use_input_stats", True):
         statistics = a.constant("running_mean"), a.constant("running_var")
@@ -193,6 +191,6 @@ def _group_norm(t: "Translator", a: Arguments) -> Any:
 
 
 @rule("sym_size", "sym_numel")
-def _size(t: "Translator", a: Arguments) -> int:
+def _size(t: Context, a: Arguments) -> int:
     x = a.x()
     return x.shape[a.get("dim")] if a.op == "sym_size" else math.prod(x.shape)

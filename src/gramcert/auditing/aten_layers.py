@@ -1,12 +1,13 @@
 """Operators of torch: linear layers, sums and products, values side by side."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from gramcert.auditing import rules
 from gramcert.auditing.aten_arguments import (
     Arguments,
+    Context,
     Rule,
     further_results,
     known,
@@ -19,15 +20,12 @@ from gramcert.auditing.aten_arguments import (
 from gramcert.auditing.graph import Variable
 from gramcert.auditing.rules import Unknown
 
-if TYPE_CHECKING:
-    from gramcert.auditing.aten import Translator
-
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)
 
 
 @rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def _convolution(t: "Translator", a: Arguments) -> Variable:
+def _convolution(t: Context, a: Arguments) -> Variable:
     padding = a.get("padding", 0)
     result = rules.convolution(
         t.b,
@@ -44,23 +42,23 @@ def _convolution(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("linear")
-def _linear(t: "Translator", a: Arguments) -> Variable:
+def _linear(t: Context, a: Arguments) -> Variable:
     return with_bias(t, a, rules.matrix(t.b, a.x(), a.weight()))
 
 
 @rule("addmm")
-def _addmm(t: "Translator", a: Arguments) -> Variable:
+def _addmm(t: Context, a: Arguments) -> Variable:
     if isinstance(a.values["self"], Variable):
         raise Unknown("a bias that depends on the input")
     return t.patterns.shifted(_times_alpha(t, _product(t, a.values["mat1"], a.values["mat2"]), a), None)
 
 
 @rule("matmul", "mm", "bmm")
-def _matmul(t: "Translator", a: Arguments) -> Variable:
+def _matmul(t: Context, a: Arguments) -> Variable:
     return _product(t, a.values["self"], a.get("other", a.get("mat2")))
 
 
-def _product(t: "Translator", first: Any, second: Any) -> Variable:
+def _product(t: Context, first: Any, second: Any) -> Variable:
     if isinstance(first, Variable) and isinstance(second, Variable):
         raise Unknown("a product of two values that both depend on the input")
     if isinstance(first, Variable) and isinstance(second, Tensor) and second.dim() == 2:
@@ -70,13 +68,13 @@ def _product(t: "Translator", first: Any, second: Any) -> Variable:
     raise Unknown("a matrix product with a constant that is not a matrix")
 
 
-def _times_alpha(t: "Translator", x: Variable, a: Arguments) -> Variable:
+def _times_alpha(t: Context, x: Variable, a: Arguments) -> Variable:
     alpha = a.number("alpha", 1)
     return x if alpha == 1 else rules.times(t.b, x, alpha, t.like(x))
 
 
 @rule("batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm")
-def _batch_norm(t: "Translator", a: Arguments) -> Any:
+def _batch_norm(t: Context, a: Arguments) -> Any:
     if a.get("training", False):
         raise Unknown(
             "batch normalisation in training mode mixes the examples of a batch: .eval(), and export it again"
@@ -88,7 +86,7 @@ def _batch_norm(t: "Translator", a: Arguments) -> Any:
 
 
 @rule("add", "sub", "rsub")
-def _add(t: "Translator", a: Arguments) -> Variable:
+def _add(t: Context, a: Arguments) -> Variable:
     first, second = a.values["self"], a.get("other")
     sign = -1 if a.op != "add" else 1
     if a.op == "rsub":
@@ -102,13 +100,13 @@ def _add(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("mul")
-def _mul(t: "Translator", a: Arguments) -> Variable:
+def _mul(t: Context, a: Arguments) -> Variable:
     first, second = known(a.values["self"]), known(a.values["other"])
     return t.patterns.product(first, second, t.like(first, second))
 
 
 @rule("div", "true_divide")
-def _div(t: "Translator", a: Arguments) -> Variable:
+def _div(t: Context, a: Arguments) -> Variable:
     if a.get("rounding_mode") is not None:
         raise Unknown("a division that is rounded jumps")
     first, second = known(a.values["self"]), known(a.values["other"])
@@ -116,12 +114,12 @@ def _div(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("neg")
-def _neg(t: "Translator", a: Arguments) -> Variable:
+def _neg(t: Context, a: Arguments) -> Variable:
     return t.b.scaled(a.x(), -1.0)
 
 
 @rule("mean", "sum")
-def _reduce(t: "Translator", a: Arguments) -> Variable:
+def _reduce(t: Context, a: Arguments) -> Variable:
     axes = a.get("dim", [])
     axes = [axes] if isinstance(axes, int) else axes
     require_real(a.get("dtype"))
@@ -129,7 +127,7 @@ def _reduce(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("where")
-def _where(t: "Translator", a: Arguments) -> Variable:
+def _where(t: Context, a: Arguments) -> Variable:
     condition, first, second = (a.values[name] for name in ("condition", "self", "other"))
     if isinstance(condition, Variable):
         number = number_of(first)
@@ -147,30 +145,30 @@ def _where(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("masked_fill")
-def _masked_fill(t: "Translator", a: Arguments) -> Variable:
+def _masked_fill(t: Context, a: Arguments) -> Variable:
     a.constant("value")
     return t.patterns.shifted(t.b.scaled(a.x(), (~a.weight("mask")).double()), None)
 
 
 @rule("eq")
-def _eq(t: "Translator", a: Arguments) -> Variable:
+def _eq(t: Context, a: Arguments) -> Variable:
     if number_of(a.values["other"]) != 0:
         raise Unknown("a comparison jumps")
     return t.patterns.zero_test(a.x())
 
 
 @rule("cat", "concat", "concatenate")
-def _cat(t: "Translator", a: Arguments) -> Variable:
+def _cat(t: Context, a: Arguments) -> Variable:
     return _concatenated(t, a.get("tensors"), a.get("dim", 0))
 
 
-def _concatenated(t: "Translator", parts: list[Any], axis: int) -> Variable:
+def _concatenated(t: Context, parts: list[Any], axis: int) -> Variable:
     result = rules.concatenated(t.b, [known(part) for part in parts], axis)
     return t.patterns.shifted(result, None) if any(isinstance(part, Tensor) for part in parts) else result
 
 
 @rule("stack")
-def _stack(t: "Translator", a: Arguments) -> Variable:
+def _stack(t: Context, a: Arguments) -> Variable:
     axis = a.get("dim", 0)
     parts = [
         part.unsqueeze(axis) if isinstance(part, Tensor) else t.b.moved(part, lambda places: places.unsqueeze(axis))

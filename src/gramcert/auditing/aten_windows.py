@@ -3,19 +3,16 @@
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gramcert.auditing import rules
-from gramcert.auditing.aten_arguments import Arguments, Rule, further_results, registering, run
+from gramcert.auditing.aten_arguments import Arguments, Context, Rule, further_results, registering, run
 from gramcert.auditing.graph import Variable
 from gramcert.auditing.resizing import FLOATS, agreed, require_change
 from gramcert.auditing.rules import Unknown
-
-if TYPE_CHECKING:
-    from gramcert.auditing.aten import Translator
 
 # Places of an axis that may be resized: a matrix is made for each.
 LARGEST_RESIZED = 2**13
@@ -35,7 +32,7 @@ rule = registering(RULES)
     "replication_pad3d",
     "_pad_circular",
 )
-def _pad(t: "Translator", a: Arguments) -> Variable:
+def _pad(t: Context, a: Arguments) -> Variable:
     amounts = a.ints("pad", a.get("padding"))
     pairs = [(amounts[i], amounts[i + 1]) for i in range(len(amounts) - 2, -1, -2)]
     mode = a.get("mode", "constant")
@@ -54,7 +51,7 @@ def _pad(t: "Translator", a: Arguments) -> Variable:
     "max_pool3d_with_indices",
     "max_pool1d_with_indices",
 )
-def _max_pool(t: "Translator", a: Arguments) -> Any:
+def _max_pool(t: Context, a: Arguments) -> Any:
     axes = int(a.op[8])
     taps = a.per_axis("kernel_size", axes, None)
     stride = a.per_axis("stride", axes, taps) if a.get("stride") else taps
@@ -65,7 +62,7 @@ def _max_pool(t: "Translator", a: Arguments) -> Any:
 
 
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _avg_pool(t: "Translator", a: Arguments) -> Variable:
+def _avg_pool(t: Context, a: Arguments) -> Variable:
     axes, x = int(a.op[8]), a.x()
     taps = a.per_axis("kernel_size", axes, None)
     stride = a.per_axis("stride", axes, taps) if a.get("stride") else taps
@@ -84,7 +81,7 @@ def _avg_pool(t: "Translator", a: Arguments) -> Variable:
 @rule(
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
 )
-def _adaptive_avg(t: "Translator", a: Arguments) -> Variable:
+def _adaptive_avg(t: Context, a: Arguments) -> Variable:
     axes, x = int(a.op[-2]), a.x()
     outputs = _adaptive_outputs(a, axes, x)
     sizes = x.shape[-axes:]
@@ -92,7 +89,7 @@ def _adaptive_avg(t: "Translator", a: Arguments) -> Variable:
 
 
 @rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-def _adaptive_max(t: "Translator", a: Arguments) -> Any:
+def _adaptive_max(t: Context, a: Arguments) -> Any:
     axes = int(a.op[-2])
     return [rules.adaptive_max(t.b, a.x(), _adaptive_outputs(a, axes, a.x())), *further_results(t, a, 1)]
 
@@ -115,7 +112,7 @@ def _adaptive_outputs(a: Arguments, axes: int, x: Variable) -> list[int]:
     "upsample_trilinear3d",
     "upsample_bicubic2d",
 )
-def _upsample(t: "Translator", a: Arguments) -> Variable:
+def _upsample(t: Context, a: Arguments) -> Variable:
     x, axes = a.x(), int(a.op[-2])
     factors = a.get("scale_factors") or [
         scale for name in ("scales", "scales_d", "scales_h", "scales_w") if (scale := a.get(name)) is not None

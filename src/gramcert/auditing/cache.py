@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gramcert.auditing.measuring import MOST_WITNESS, Measured
-from gramcert.training.checkpoints import write_atomically
+from gramcert.files import write_atomically
 
 VARIABLE = "GRAMCERT_CACHE"
 

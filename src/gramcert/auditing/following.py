@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gramcert.auditing.composing import Stage, composed
+from gramcert.auditing.findings import Row
 from gramcert.auditing.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
 from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap
 from gramcert.auditing.measuring import Measured, Measurement, Norm, ResidualLayer
-from gramcert.auditing.result import Row
 from gramcert.geometry.convolution import Convolution
 from gramcert.nn.guarantee import times
 from gramcert.rounding import root_up, up

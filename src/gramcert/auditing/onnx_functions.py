@@ -2,25 +2,22 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from gramcert.auditing import activations, rules
 from gramcert.auditing.graph import Variable
 from gramcert.auditing.linear import Shape
-from gramcert.auditing.onnx_constants import (
+from gramcert.auditing.onnx_call import (
     EXACT,
     Call,
+    Context,
     Rule,
     axis_of,
     register,
 )
 from gramcert.auditing.onnx_layers import finite
 from gramcert.auditing.rules import Unknown
-
-if TYPE_CHECKING:
-    from gramcert.auditing.onnx_nodes import Translator
 
 RULES: dict[str, Rule] = {}
 
@@ -31,12 +28,12 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 @rule("LeakyRelu")
-def _leaky(t: "Translator", c: Call) -> Variable:
+def _leaky(t: Context, c: Call) -> Variable:
     return rules.activation(t.b, c.x(), "leaky_relu", activations.leaky(c.real("alpha", 0.01)))
 
 
 @rule("Elu", "Selu")
-def _elu(t: "Translator", c: Call) -> Variable:
+def _elu(t: Context, c: Call) -> Variable:
     selu = c.op == "Selu"
     alpha = c.real("alpha", 1.67326319217681884765625 if selu else 1.0)
     gamma = c.real("gamma", 1.05070102214813232421875) if selu else 1.0
@@ -44,25 +41,25 @@ def _elu(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Celu")
-def _celu(t: "Translator", c: Call) -> Variable:
+def _celu(t: Context, c: Call) -> Variable:
     return rules.activation(t.b, c.x(), "celu", activations.celu(c.real("alpha", 1.0)) or "its alpha is not positive")
 
 
 @rule("ThresholdedRelu")
-def _thresholded(t: "Translator", c: Call) -> Variable:
+def _thresholded(t: Context, c: Call) -> Variable:
     is_continuous = c.real("alpha", 1.0) == 0
     return rules.activation(t.b, c.x(), "threshold", (0.0, 1.0) if is_continuous else None)
 
 
 @rule("Shrink")
-def _shrink(t: "Translator", c: Call) -> Variable:
+def _shrink(t: Context, c: Call) -> Variable:
     threshold = c.real("lambd", 0.5)
     is_continuous = c.real("bias", 0.0) == threshold >= 0
     return rules.activation(t.b, c.x(), "softshrink" if is_continuous else "hardshrink")
 
 
 @rule("PRelu")
-def _prelu(t: "Translator", c: Call) -> Variable:
+def _prelu(t: Context, c: Call) -> Variable:
     x, slope = c.x(), c.constant(1, "slope")
     if tuple(torch.broadcast_shapes(x.shape, slope.shape)) != x.shape:
         raise Unknown(f"slopes of shape {tuple(slope.shape)} for an input of shape {x.shape}")
@@ -70,7 +67,7 @@ def _prelu(t: "Translator", c: Call) -> Variable:
 
 
 @rule("HardSigmoid")
-def _hard_sigmoid(t: "Translator", c: Call) -> Variable:
+def _hard_sigmoid(t: Context, c: Call) -> Variable:
     """Named as torch's own where x times it is a hardswish, whose slopes are the same for every alpha > 0."""
     alpha, beta = c.real("alpha", 0.2), c.real("beta", 0.5)
     name = "hardsigmoid" if alpha > 0 and beta == 0.5 else "hard sigmoid"
@@ -78,7 +75,7 @@ def _hard_sigmoid(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Gelu")
-def _gelu(t: "Translator", c: Call) -> Variable:
+def _gelu(t: Context, c: Call) -> Variable:
     kinds = {"none": "gelu", "tanh": "gelu_tanh"}
     if (kind := c.text("approximate", "none")) not in kinds:
         raise Unknown(f"the approximation {kind}")
@@ -86,7 +83,7 @@ def _gelu(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Softmax", "LogSoftmax")
-def _softmax(t: "Translator", c: Call) -> Variable:
+def _softmax(t: Context, c: Call) -> Variable:
     """Before version 13 of all axes from one on."""
     x, log = c.x(), c.op == "LogSoftmax"
     if c.opset >= 13:
@@ -103,7 +100,7 @@ def _softmax(t: "Translator", c: Call) -> Variable:
 
 
 @rule("BatchNormalization")
-def _batch_norm(t: "Translator", c: Call) -> Variable:
+def _batch_norm(t: Context, c: Call) -> Variable:
     if c.integer("training_mode", 0) or any(c.node.outputs[1:]):
         raise Unknown("in training mode it normalises by the batch itself")
     if c.integer("spatial", 1) != 1:
@@ -116,7 +113,7 @@ def _batch_norm(t: "Translator", c: Call) -> Variable:
     return t.shifted(finite(t, y))
 
 
-def _normalised(t: "Translator", c: Call, count: int, name: str, shape: Shape | None) -> Variable:
+def _normalised(t: Context, c: Call, count: int, name: str, shape: Shape | None) -> Variable:
     """Normalised groups of so many entries, times scales of a shape, plus a bias."""
     x = c.x()
     y = rules.normalised(t.b, x, count, c.real("epsilon", 1e-5), EXACT, name)
@@ -132,13 +129,13 @@ def _normalised(t: "Translator", c: Call, count: int, name: str, shape: Shape | 
 
 
 @rule("InstanceNormalization")
-def _instance_norm(t: "Translator", c: Call) -> Variable:
+def _instance_norm(t: Context, c: Call) -> Variable:
     x = c.x()
     return _normalised(t, c, math.prod(x.shape[2:]), "instance norm", (x.shape[1], *(1,) * (x.dim - 2)))
 
 
 @rule("GroupNormalization")
-def _group_norm(t: "Translator", c: Call) -> Variable:
+def _group_norm(t: Context, c: Call) -> Variable:
     """Before version 21 with one scale for each group."""
     x, groups = c.x(), c.integer("num_groups")
     if groups < 1 or x.shape[1] % groups:
@@ -151,7 +148,7 @@ def _group_norm(t: "Translator", c: Call) -> Variable:
 
 
 @rule("LayerNormalization", "RMSNormalization")
-def _layer_norm(t: "Translator", c: Call) -> Variable:
+def _layer_norm(t: Context, c: Call) -> Variable:
     axis = axis_of(c.integer("axis", -1), c.x().dim)
     name = "layer norm" if c.op.startswith("Layer") else "rms norm"
     return _normalised(t, c, math.prod(c.x().shape[axis:]), name, None)
@@ -161,7 +158,7 @@ def _layer_norm(t: "Translator", c: Call) -> Variable:
 
 
 @rule("GRU", "LSTM", "RNN")
-def _recurrent(t: "Translator", c: Call) -> list[Variable]:
+def _recurrent(t: Context, c: Call) -> list[Variable]:
     """Without a constant, but of known shapes, so that what follows can be told."""
     x = c.x()
     (steps, batch, _), hidden = x.shape, c.integer("hidden_size")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,23 +9,21 @@ from torch import Tensor
 from gramcert.auditing import rules
 from gramcert.auditing.graph import Unbounded, Variable
 from gramcert.auditing.linear import Move, Scale, Shape
-from gramcert.auditing.onnx_constants import (
+from gramcert.auditing.onnx_call import (
     EXACT,
     Call,
+    Context,
     Rule,
     Value,
     axis_of,
     bounded,
     register,
-    sizes_of,
 )
 from gramcert.auditing.onnx_file import DTYPES
+from gramcert.auditing.onnx_folding import sizes_of
 from gramcert.auditing.patterns import SIGN, SQUARE
 from gramcert.auditing.rules import REAL, Unknown
 from gramcert.geometry.padding import PaddingMode
-
-if TYPE_CHECKING:
-    from gramcert.auditing.onnx_nodes import Translator
 
 _BOTH = "a product of two values that both depend on the input"
 
@@ -85,7 +82,7 @@ def _kernel(c: Call) -> tuple[Tensor, list[int], list[int], list[int]]:
 
 
 @rule("Conv")
-def _conv(t: "Translator", c: Call) -> Variable:
+def _conv(t: Context, c: Call) -> Variable:
     x, (weight, taps, strides, dilations) = c.x(), _kernel(c)
     padding = pads(c, x.shape[2:], taps, strides, dilations)
     groups = c.integer("group", 1)
@@ -93,7 +90,7 @@ def _conv(t: "Translator", c: Call) -> Variable:
 
 
 @rule("ConvTranspose")
-def _conv_transpose(t: "Translator", c: Call) -> Variable:
+def _conv_transpose(t: Context, c: Call) -> Variable:
     x, (weight, taps, strides, dilations) = c.x(), _kernel(c)
     extra = c.integers("output_padding") or [0] * len(taps)
     wanted = c.integers("output_shape")
@@ -120,7 +117,7 @@ def _conv_transpose(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Gemm")
-def _gemm(t: "Translator", c: Call) -> Variable:
+def _gemm(t: Context, c: Call) -> Variable:
     first, second = (
         _turned(t, value) if c.integer(name, 0) else value
         for value, name in zip(c.all()[:2], ("transA", "transB"), strict=True)
@@ -144,16 +141,16 @@ def _gemm(t: "Translator", c: Call) -> Variable:
     return t.patterns.sum(y, summand, 1, EXACT)
 
 
-def _turned(t: "Translator", x: Value) -> Value:
+def _turned(t: Context, x: Value) -> Value:
     return x.mT if isinstance(x, Tensor) else t.moved(x, lambda places: places.mT, "transpose")
 
 
 @rule("MatMul")
-def _matmul(t: "Translator", c: Call) -> Value:
+def _matmul(t: Context, c: Call) -> Value:
     return _product(t, *c.all())
 
 
-def _product(t: "Translator", first: Value, second: Value) -> Value:
+def _product(t: Context, first: Value, second: Value) -> Value:
     """As torch.matmul: a constant matrix acts along one axis, several of them as a grouped convolution."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return rules.exact(first) @ rules.exact(second)
@@ -174,11 +171,11 @@ def _product(t: "Translator", first: Value, second: Value) -> Value:
     return rules.matrix(t.b, x, (weight.T if x is first else weight).contiguous(), axis)
 
 
-def _rows(t: "Translator", x: Variable) -> Variable:
+def _rows(t: Context, x: Variable) -> Variable:
     return t.moved(x, lambda places: places.mT, "transpose")
 
 
-def _batched(t: "Translator", x: Variable, weight: Tensor) -> Variable:
+def _batched(t: Context, x: Variable, weight: Tensor) -> Variable:
     """A matrix for each place of a batch."""
     if x.dim < 2:
         raise Unknown("a batch of matrices and one vector")
@@ -196,7 +193,7 @@ def _batched(t: "Translator", x: Variable, weight: Tensor) -> Variable:
 
 
 @rule("CumSum")
-def _cumsum(t: "Translator", c: Call) -> Variable:
+def _cumsum(t: Context, c: Call) -> Variable:
     x = c.x()
     axis = axis_of(int(c.constant(1, "axis")), x.dim)
     bounded([x.shape[axis], x.shape[axis]])
@@ -210,7 +207,7 @@ def _cumsum(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Add", "Sub", "Sum")
-def _sum(t: "Translator", c: Call) -> Value:
+def _sum(t: Context, c: Call) -> Value:
     result, *others = c.all()
     result = t.b.same(result) if isinstance(result, Variable) and not others else result
     for other in others:
@@ -223,7 +220,7 @@ def _sum(t: "Translator", c: Call) -> Value:
     return result
 
 
-def _is_in_place(t: "Translator", x: Variable) -> bool:
+def _is_in_place(t: Context, x: Variable) -> bool:
     """Whether no entry was moved since it was computed: x minus its mean is only then a projection."""
     node = t.b.node(x)
     while isinstance(node.operation, Move):
@@ -234,25 +231,25 @@ def _is_in_place(t: "Translator", x: Variable) -> bool:
 
 
 @rule("Mean")
-def _mean(t: "Translator", c: Call) -> Variable:
+def _mean(t: Context, c: Call) -> Variable:
     total = _sum(t, c)
     assert isinstance(total, Variable)
     return rules.times(t.b, total, float(len(c.values)), EXACT, divide=True)
 
 
 @rule("Mul")
-def _mul(t: "Translator", c: Call) -> Variable:
+def _mul(t: Context, c: Call) -> Variable:
     first, second = c.all()
     return t.patterns.product(first, second, EXACT)
 
 
 @rule("Div")
-def _div(t: "Translator", c: Call) -> Variable:
+def _div(t: Context, c: Call) -> Variable:
     first, second = c.all()
     return finite(t, t.patterns.quotient(first, second, EXACT))
 
 
-def finite(t: "Translator", y: Variable) -> Variable:
+def finite(t: Context, y: Variable) -> Variable:
     """Quotients of finite numbers need not be."""
     operation = t.b.node(y).operation
     if isinstance(operation, Scale) and not bool(operation.factors.isfinite().all()):
@@ -261,12 +258,12 @@ def finite(t: "Translator", y: Variable) -> Variable:
 
 
 @rule("Neg")
-def _neg(t: "Translator", c: Call) -> Variable:
+def _neg(t: Context, c: Call) -> Variable:
     return t.b.scaled(c.x(), -1.0)
 
 
 @rule("Max", "Min")
-def _extremum(t: "Translator", c: Call) -> Variable:
+def _extremum(t: Context, c: Call) -> Variable:
     """With a constant it is a clamp."""
     name = "maximum" if c.op == "Max" else "minimum"
     y, *others = sorted(c.all(), key=lambda value: isinstance(value, Tensor))
@@ -277,7 +274,7 @@ def _extremum(t: "Translator", c: Call) -> Variable:
     return y
 
 
-def _clamped(t: "Translator", x: Variable, *limits: Tensor | None) -> Variable:
+def _clamped(t: Context, x: Variable, *limits: Tensor | None) -> Variable:
     known = [limit for limit in limits if limit is not None]
     if any(bool(limit.isnan().any()) for limit in known):
         raise Unknown("a limit that is not a number")
@@ -285,7 +282,7 @@ def _clamped(t: "Translator", x: Variable, *limits: Tensor | None) -> Variable:
 
 
 @rule("Clip")
-def _clip(t: "Translator", c: Call) -> Variable:
+def _clip(t: Context, c: Call) -> Variable:
     limits = [c.optional(1, "minimum"), c.optional(2, "maximum")]
     if c.opset < 11:
         limits = [torch.tensor(float(c.node.attributes.get(name, 0.0))) for name in ("min", "max")]
@@ -293,7 +290,7 @@ def _clip(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Pow")
-def _pow(t: "Translator", c: Call) -> Variable:
+def _pow(t: Context, c: Call) -> Variable:
     exponent = c.constant(1, "exponent")
     x = t.spread(c.x(), tuple(exponent.shape))
     power = float(exponent) if exponent.numel() == 1 else math.nan
@@ -305,17 +302,17 @@ def _pow(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Sqrt")
-def _sqrt(t: "Translator", c: Call) -> Variable:
+def _sqrt(t: Context, c: Call) -> Variable:
     return t.patterns.root(c.x())
 
 
 @rule("Sign")
-def _sign(t: "Translator", c: Call) -> Variable:
+def _sign(t: Context, c: Call) -> Variable:
     return t.b.unbounded((c.x(),), c.x().shape, SIGN)
 
 
 @rule("Equal")
-def _equal(t: "Translator", c: Call) -> Variable:
+def _equal(t: Context, c: Call) -> Variable:
     constants = [value for value in c.all() if isinstance(value, Tensor)]
     if len(constants) == 1 and constants[0].numel() == 1 and float(constants[0]) == 0:
         x = next(value for value in c.all() if isinstance(value, Variable))
@@ -325,7 +322,7 @@ def _equal(t: "Translator", c: Call) -> Variable:
     return _comparison(t, c)
 
 
-def _comparison(t: "Translator", c: Call) -> Variable:
+def _comparison(t: Context, c: Call) -> Variable:
     shape = tuple(torch.broadcast_shapes(*(value.shape for value in c.all())))
     variables = tuple(value for value in c.all() if isinstance(value, Variable))
     result = t.b.unbounded(variables, shape, f"{c.op}: a comparison jumps")
@@ -337,7 +334,7 @@ RULES.update(dict.fromkeys(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", 
 
 
 @rule("Where")
-def _where(t: "Translator", c: Call) -> Variable:
+def _where(t: Context, c: Call) -> Variable:
     condition, first, second = c.all()
     if isinstance(condition, Variable):
         if isinstance(first, Tensor) and first.numel() == 1 and isinstance(second, Variable):
@@ -361,7 +358,7 @@ def _where(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Concat")
-def _concat(t: "Translator", c: Call) -> Variable:
+def _concat(t: Context, c: Call) -> Variable:
     parts = c.all()
     for part in parts:
         if isinstance(part, Tensor):
@@ -372,7 +369,7 @@ def _concat(t: "Translator", c: Call) -> Variable:
 
 
 @rule("ScatterND")
-def _scatter_nd(t: "Translator", c: Call) -> Variable:
+def _scatter_nd(t: Context, c: Call) -> Variable:
     data, indices, updates = c.get(0), c.constant(1, "indices").long(), c.get(2)
     if data is None or updates is None or c.text("reduction", "none") != "none":
         raise Unknown("a reduction")
@@ -387,12 +384,12 @@ def _scatter_nd(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Shape", "Size")
-def _shape(t: "Translator", c: Call) -> Tensor:
+def _shape(t: Context, c: Call) -> Tensor:
     return sizes_of(c, c.x().shape)
 
 
 @rule("Cast", "CastLike")
-def _cast(t: "Translator", c: Call) -> Value:
+def _cast(t: Context, c: Call) -> Value:
     x, other = c.get(0), c.get(1)
     dtype = t.type_of(other) if c.op == "CastLike" and other is not None else DTYPES.get(c.integer("to", 0))
     if isinstance(x, Tensor) and dtype is not None:
@@ -405,7 +402,7 @@ def _cast(t: "Translator", c: Call) -> Value:
 
 
 @rule("Dropout")
-def _dropout(t: "Translator", c: Call) -> Variable:
+def _dropout(t: Context, c: Call) -> Variable:
     training = c.optional(2, "mode")
     if training is not None and bool(training.any()):
         raise Unknown("in training mode it is random")
@@ -416,7 +413,7 @@ _MODES: dict[str, PaddingMode] = {"constant": "zeros", "reflect": "reflect", "ed
 
 
 @rule("Pad")
-def _pad(t: "Translator", c: Call) -> Variable:
+def _pad(t: Context, c: Call) -> Variable:
     x, mode, amounts = c.x(), c.text("mode", "constant"), c.integers("pads", 1) or []
     axes = c.axes(x.dim, 3)
     axes = list(range(x.dim)) if axes is None else axes

@@ -1,31 +1,21 @@
 """From the operators of ONNX to the graph, one small rule for each."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from gramcert.auditing import onnx_functions, onnx_layers, onnx_windows, rules
 from gramcert.auditing.digits import shown_text
-from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph, Variable
+from gramcert.auditing.graph import Graph, Variable
 from gramcert.auditing.linear import Shape
-from gramcert.auditing.onnx_constants import (
-    MOVES,
-    Call,
-    Result,
-    Rule,
-    Value,
-    bounded,
-    folded,
-)
+from gramcert.auditing.onnx_call import Call, Context, Result, Rule, Value, bounded
 from gramcert.auditing.onnx_file import OnnxModel, OnnxNode
-from gramcert.auditing.patterns import Patterns
+from gramcert.auditing.onnx_folding import folded
+from gramcert.auditing.onnx_moves import MOVES
 from gramcert.auditing.program import BadModel
 from gramcert.auditing.rules import REAL, Unknown
-
-# Entries of all constants and places together.
-MOST_OF_ALL = 4 * MOST_ENTRIES
 
 _NAMES = {
     "Relu": "relu",
@@ -87,25 +77,22 @@ def graph_of(model: OnnxModel, shapes: dict[str, Shape]) -> Graph:
     return Translator(model).run({name: shapes[name] for name in model.inputs})
 
 
-class Translator:
+class Translator(Context):
     """Walks through a model."""
 
     def __init__(self, model: OnnxModel) -> None:
+        super().__init__()
         self.model = model
-        self.b = Builder()
-        self.patterns = Patterns(self.b)
         self._values: dict[str, Value] = dict(model.tensors)
         self._inputs: tuple[Variable, ...] = ()
-        self._types = self.b.graph.types  # of values, by the names of their nodes
         self._shapeless: set[str] = set()  # names of nodes whose shape is not known
-        self._entries = 0
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""
         for name, shape in shapes.items():
             self._values[name] = x = self.b.input(name, shape)
             self._inputs += (x,)
-            self._types[x.name] = self.model.types[name]
+            self.types[x.name] = self.model.types[name]
         for node in self.model.nodes:
             self._follow(node)
         for name in self.model.outputs:
@@ -133,7 +120,7 @@ class Translator:
     def _lost(self, variables: tuple[Variable, ...], reason: str) -> Variable:
         """A value of which nothing is known; without inputs it may still be random, or use others in its subgraph."""
         result = self.b.unbounded(variables or self._inputs, (), reason)
-        self._types[result.name] = torch.float32
+        self.types[result.name] = torch.float32
         self._shapeless.add(result.name)
         return result
 
@@ -148,19 +135,11 @@ class Translator:
             raise Unknown("integers that depend on the input may wrap around")
         result = self._translated(c) if variables else folded(c)
         results: list[Value] = [_plain(part) for part in (result if isinstance(result, list) else [result])]
-        self._entries += sum(part.numel() for part in results if isinstance(part, Tensor))
-        self._require_room()
+        self.count(sum(part.numel() for part in results if isinstance(part, Tensor)))
         for part in results:
-            if isinstance(part, Variable) and variables and part.name not in self._types:
-                self._types[part.name] = self.type_of(variables[0])
+            if isinstance(part, Variable) and variables and part.name not in self.types:
+                self.types[part.name] = self.type_of(variables[0])
         return results
-
-    def type_of(self, x: Value, new: torch.dtype | None = None) -> torch.dtype:
-        """That of a value; ``new`` sets it."""
-        if isinstance(x, Tensor):
-            return x.dtype
-        self._types[x.name] = new or self._types[x.name]
-        return self._types[x.name]
 
     def _translated(self, c: Call) -> Result:
         if c.op in MOVES:
@@ -180,41 +159,6 @@ class Translator:
         moved = do(places, c)
         parts = moved if isinstance(moved, list) else [moved]
         return [self.moved(x, lambda _, part=part: part, name) for part in parts]  # type: ignore[misc]
-
-    def moved(self, x: Variable, move: Callable[[Tensor], Tensor], name: str = "reshape") -> Variable:
-        """Entries moved, within the limits of memory."""
-        self._entries += math.prod(x.shape)
-        self._require_room()
-        result = self.b.moved(x, move, name)
-        self._entries += math.prod(result.shape) - math.prod(x.shape)
-        self._require_room()
-        return result
-
-    def _require_room(self) -> None:
-        if self._entries > MOST_OF_ALL:
-            raise Unknown("too large to be followed: the model moves too many entries")
-
-    def spread(self, x: Variable, *shapes: Shape) -> Variable:
-        """Broadcast to the shape it has together with others."""
-        shape = bounded(torch.broadcast_shapes(x.shape, *shapes))
-        return x if shape == x.shape else self.moved(x, lambda places: places.expand(shape), "expand")
-
-    def shifted(self, x: Variable) -> Variable:
-        """The value plus some constants, which patterns must know of: √(x² - 1) has no constant."""
-        return self.patterns.shifted(x, None)
-
-    def merged(self, first: Value, taken: Tensor, second: Value, mask: Tensor) -> Variable:
-        """Where the mask is true the taken places of the flattened first value, elsewhere the entries of the second."""
-        parts = [self._taken(first, taken), self._taken(second, (~mask).flatten().nonzero().flatten())]
-        order = torch.cat([mask.flatten().nonzero(), (~mask).flatten().nonzero()]).flatten().argsort()
-        together = rules.concatenated(self.b, parts, 0)
-        result = self.moved(together, lambda places: places[order].reshape(mask.shape))
-        return self.shifted(result) if any(isinstance(part, Tensor) and bool(part.any()) for part in parts) else result
-
-    def _taken(self, value: Value, taken: Tensor) -> Value:
-        if isinstance(value, Tensor):
-            return rules.exact(value, "constant").flatten()[taken]
-        return self.moved(value, lambda places: places.flatten()[taken], "slice")
 
 
 def _plain(value: Value) -> Value:

@@ -5,29 +5,27 @@ import operator
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gramcert.auditing import rules
 from gramcert.auditing.graph import Nonlinear, Variable
-from gramcert.auditing.onnx_constants import (
+from gramcert.auditing.onnx_call import (
     EXACT,
     Call,
+    Context,
     Rule,
     axis_of,
     bounded,
-    reduced_axes,
     register,
 )
+from gramcert.auditing.onnx_folding import reduced_axes
 from gramcert.auditing.onnx_layers import pads, per_axis
 from gramcert.auditing.resizing import FLOATS, agreed, agreed_size, require_change
 from gramcert.auditing.rules import Unknown
 from gramcert.rounding import gamma, root_up
-
-if TYPE_CHECKING:
-    from gramcert.auditing.onnx_nodes import Translator
 
 RULES: dict[str, Rule] = {}
 
@@ -51,13 +49,13 @@ def _windows(c: Call) -> tuple[list[int], list[int], list[tuple[int, int]], list
 
 
 @rule("MaxPool")
-def _max_pool(t: "Translator", c: Call) -> Variable:
+def _max_pool(t: Context, c: Call) -> Variable:
     taps, strides, padding, dilations, round_up = _windows(c)
     return rules.max_pool(t.b, c.x(), taps, strides, padding, dilations, round_up=round_up)
 
 
 @rule("AveragePool")
-def _average_pool(t: "Translator", c: Call) -> Variable:
+def _average_pool(t: Context, c: Call) -> Variable:
     x, (taps, strides, padding, dilations, round_up) = c.x(), _windows(c)
     if set(dilations) != {1}:
         raise Unknown("dilated averages")
@@ -72,7 +70,7 @@ def _average_pool(t: "Translator", c: Call) -> Variable:
 
 
 @rule("LpPool")
-def _lp_pool(t: "Translator", c: Call) -> Variable:
+def _lp_pool(t: Context, c: Call) -> Variable:
     """Norms of windows: each entry is counted in how many of them it is."""
     x, (taps, strides, padding, dilations, round_up) = c.x(), _windows(c)
     _require_two(c)
@@ -90,7 +88,7 @@ def _require_two(c: Call) -> None:
 
 
 @rule("GlobalAveragePool")
-def _global_average(t: "Translator", c: Call) -> Variable:
+def _global_average(t: Context, c: Call) -> Variable:
     return rules.reduce_linear(t.b, c.x(), _spatial(c), keep=True, mean=True)
 
 
@@ -101,14 +99,14 @@ def _spatial(c: Call) -> list[int]:
 
 
 @rule("GlobalMaxPool", "GlobalLpPool")
-def _global_pool(t: "Translator", c: Call) -> Variable:
+def _global_pool(t: Context, c: Call) -> Variable:
     if c.op == "GlobalLpPool":
         _require_two(c)
     return _reduced(t, c, _spatial(c), keep=True)
 
 
 @rule("ReduceMean", "ReduceSum", "ReduceL1")
-def _reduce_linear(t: "Translator", c: Call) -> Variable:
+def _reduce_linear(t: Context, c: Call) -> Variable:
     x = c.x()
     axes = reduced_axes(c, x.dim)
     x = rules.activation(t.b, x, "abs") if c.op == "ReduceL1" else x
@@ -118,11 +116,11 @@ def _reduce_linear(t: "Translator", c: Call) -> Variable:
 
 
 @rule("ReduceMax", "ReduceMin", "ReduceL2", "ReduceLogSumExp")
-def _reduce(t: "Translator", c: Call) -> Variable:
+def _reduce(t: Context, c: Call) -> Variable:
     return _reduced(t, c, reduced_axes(c, c.x().dim), keep=bool(c.integer("keepdims", 1)))
 
 
-def _reduced(t: "Translator", c: Call, axes: list[int], *, keep: bool) -> Variable:
+def _reduced(t: Context, c: Call, axes: list[int], *, keep: bool) -> Variable:
     """One entry of disjoint groups: its gradient is no longer than 1."""
     x = c.x()
     shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes)
@@ -132,7 +130,7 @@ def _reduced(t: "Translator", c: Call, axes: list[int], *, keep: bool) -> Variab
 
 
 @rule("TopK")
-def _top_k(t: "Translator", c: Call) -> Variable:
+def _top_k(t: Context, c: Call) -> Variable:
     x = c.x()
     axis = axis_of(c.integer("axis", -1), x.dim)
     count = c.integer("k") if c.opset < 10 else int(c.constant(1, "count"))
@@ -146,7 +144,7 @@ def _top_k(t: "Translator", c: Call) -> Variable:
 
 
 @rule("Resize", "Upsample")
-def _resize(t: "Translator", c: Call) -> Variable:
+def _resize(t: Context, c: Call) -> Variable:
     x, plain = c.x(), c.op == "Upsample" or c.opset < 11
     if c.integer("antialias", 0) or c.integer("exclude_outside", 0):
         raise Unknown("filters that depend on the border or the scale")

@@ -7,7 +7,7 @@ from importlib.resources import files
 from string import Template
 
 from gramcert.auditing.digits import powers_of_ten, shown_down, shown_seconds, shown_share, shown_text, shown_up
-from gramcert.auditing.result import Audit, Profile, Row
+from gramcert.auditing.findings import Findings, Profile, Row
 
 # A reason or an assumption is a sentence, a name is not.
 LONGEST_SENTENCE = 1000
@@ -18,7 +18,7 @@ MOST_POINTS = 80
 NONE, NO_METHOD = '<td class="number soft none">–</td>', '<td class="method none"></td>'
 
 
-def to_html(audit: Audit) -> str:
+def to_html(audit: Findings) -> str:
     """A page that needs no other file, the same for the same audit.
 
     Upper bounds are rounded up and lower bounds down; all that comes from the model is escaped.
@@ -70,7 +70,7 @@ def _section(title: str, intro: str, body: str, kind: str = "") -> str:
     return f"{opening}\n<h2>{title}</h2>\n<p>{intro}</p>\n{body}\n</section>"
 
 
-def _verdict(audit: Audit) -> str:
+def _verdict(audit: Findings) -> str:
     model = f'<b class="name">{_text(audit.model)}</b>'
     claim = "‖<var>f</var>(<var>x</var>) − <var>f</var>(<var>y</var>)‖ ≤ {} ‖<var>x</var> − <var>y</var>‖"
     if not math.isfinite(audit.upper):
@@ -95,7 +95,7 @@ def _verdict(audit: Audit) -> str:
     )
 
 
-def _facts(audit: Audit) -> str:
+def _facts(audit: Findings) -> str:
     widths = [row.relative_width for row in audit.rows if row.relative_width is not None]
     measured = f"{len(widths)} linear {'map' if len(widths) == 1 else 'maps'}"
     facts = {
@@ -109,7 +109,7 @@ def _facts(audit: Audit) -> str:
     return f'<dl class="facts">{"".join(cells)}</dl>'
 
 
-def _outputs(audit: Audit) -> str:
+def _outputs(audit: Findings) -> str:
     if len(audit.outputs) < 2:
         return ""
     items = (
@@ -119,7 +119,7 @@ def _outputs(audit: Audit) -> str:
     return _section("Each output alone", "The constant from the input to one output.", _list("outputs card", items))
 
 
-def _plots(audit: Audit) -> str:
+def _plots(audit: Findings) -> str:
     if not audit.rows:
         return ""
     figure, intro = _running_plot(audit.rows), "How the constant grows on its way."
@@ -275,7 +275,7 @@ def _step(about: str, x: float, width: float, mark: str) -> str:
     return f'<g class="step"><title>{about}</title>{hit}{mark}</g>'
 
 
-def _table(audit: Audit) -> str:
+def _table(audit: Findings) -> str:
     if not audit.rows:
         return ""
     longest = max((abs(row.share or 0.0) for row in audit.rows if _has_share(row)), default=0.0)
@@ -329,7 +329,7 @@ def _share_bar(share: float, longest: float) -> str:
     return f'{shown_share(share)}<svg class="bar" aria-hidden="true">{bar}</svg>'
 
 
-def _profiles(audit: Audit) -> str:
+def _profiles(audit: Findings) -> str:
     if not audit.profiles:
         return ""
     bounds: dict[str, list[float]] = {}
@@ -377,7 +377,7 @@ def _thinned(values: Sequence[float]) -> list[float]:
     return [values[round(index * (len(values) - 1) / (MOST_POINTS - 1))] for index in range(MOST_POINTS)]
 
 
-def _trivial(audit: Audit) -> str:
+def _trivial(audit: Findings) -> str:
     if not audit.trivial:
         return ""
     items = (f'<span class="name">{_text(kind)}</span> × {count}' for kind, count in audit.trivial.items())
@@ -385,7 +385,7 @@ def _trivial(audit: Audit) -> str:
     return _section("Counted as exactly 1", intro, _list("chips", items), "short")
 
 
-def _assumptions(audit: Audit) -> str:
+def _assumptions(audit: Findings) -> str:
     if not audit.assumptions:
         return ""
     body = _list("card plain", map(_sentence, audit.assumptions))

@@ -17,10 +17,9 @@ from gramcert.auditing.linear import Shape
 from gramcert.auditing.program import BadModel, Program
 from gramcert.auditing.state import kept
 from gramcert.auditing.traced import of_exported, traced
+from gramcert.files import BadFile, read_safetensors, read_torch
 from gramcert.geometry.recognition import UnsteadyWeightError, random_state
 from gramcert.nn.baking import plain_copy
-from gramcert.training.checkpoints import Trained, is_trained
-from gramcert.weights_file import BadFile, read_safetensors, read_torch
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".th")
 ENDINGS = (".onnx", ".pt2", *WEIGHTS)
@@ -62,8 +61,8 @@ class Source:
         if not isinstance(model, (str, Path)):
             raise TypeError(f"{call}(model): expected a torch.nn.Module or a file, got {type(model).__name__}")
         path = Path(model)
-        if path.is_dir() and is_trained(path):
-            return cls(path.name, module=Trained(path).model)
+        if path.is_dir() and (trained := _trained(path)):
+            return cls(path.name, module=trained)
         _require_file(path)
         if path.suffix.lower() in WEIGHTS:
             built_from = repr((file_digest(path), path.name, architecture, prefix))
@@ -128,8 +127,8 @@ def _require_file(path: Path) -> None:
 
 def _built(path: Path, architecture: str | None, prefix: str | None) -> nn.Module:
     """A network of ours from a file of weights."""
-    if architecture is None and is_trained(path):
-        return Trained(path).model
+    if architecture is None and (trained := _trained(path)):
+        return trained
     try:
         found = read_safetensors(path) if path.suffix.lower() == ".safetensors" else read_torch(path)
         if isinstance(found, Tensor):
@@ -149,6 +148,13 @@ def _built(path: Path, architecture: str | None, prefix: str | None) -> nn.Modul
         return build(architecture, _unprefixed(found, prefix))
     except ValueError as error:
         raise BadModel(f"{path.name}: {error}") from None
+
+
+def _trained(path: Path) -> nn.Module | None:
+    """What ``gramcert train`` left in a folder or file, if that is one; training is loaded only then."""
+    from gramcert.training.checkpoints import Trained, is_trained
+
+    return Trained(path).model if is_trained(path) else None
 
 
 def _unprefixed(weights: dict[str, Tensor], prefix: str | None) -> dict[str, Tensor]:

@@ -14,11 +14,11 @@ from gramcert.auditing.cache import unpack
 from gramcert.auditing.certificate import Claim, claimed_steps, follow, node_facts, seal, step_facts
 from gramcert.auditing.certificate import certificate as anew
 from gramcert.auditing.checking import Proof, layer_below, proves_above, proves_below
+from gramcert.auditing.findings import UNBOUNDED
 from gramcert.auditing.following import Follower, Plan, Step
 from gramcert.auditing.graph import Graph
 from gramcert.auditing.measuring import Measured, Measurement, Norm, ResidualLayer
 from gramcert.auditing.reading import Source
-from gramcert.auditing.result import UNBOUNDED
 from gramcert.auditing.strict_json import canonical, parse
 from gramcert.auditing.written import BadCertificate, Written
 from gramcert.certified.deployed import ResidualParts

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gramcert.auditing.certificate import FORMAT, Claim
+from gramcert.auditing.findings import UNBOUNDED
 from gramcert.auditing.graph import MOST_ENTRIES
-from gramcert.auditing.result import UNBOUNDED
 
 FIELDS = (
     *("format", "input_shape", "weights", "graph", "claims", "outputs"),

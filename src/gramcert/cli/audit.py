@@ -19,7 +19,8 @@ from gramcert.cli.audit_table import audit_table
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.options import parse_sizes
 from gramcert.cli.progress import counting_bar
-from gramcert.training.checkpoints import Trained, is_trained, write_atomically
+from gramcert.files import write_atomically
+from gramcert.training.checkpoints import Trained, is_trained
 
 EMBEDDED = "network.safetensors"
 

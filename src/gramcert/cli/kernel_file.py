@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gramcert.cli.errors import BadInput
-from gramcert.weights_file import BadFile, read_safetensors, read_torch
+from gramcert.files import BadFile, read_safetensors, read_torch
 
 # Names listed in an error before the rest is only counted.
 LISTED = 12

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import gramcert
-from gramcert.training.checkpoints import open_lock, remove_unfinished, wait_for, write_atomically
+from gramcert.files import open_lock, remove_unfinished, wait_for, write_atomically
 
 Row = dict[str, Any]
 

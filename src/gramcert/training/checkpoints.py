@@ -8,16 +8,16 @@ and the configuration, so that it needs nothing beside it.
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gramcert.files import locked, open_lock, opened_safetensors, remove_unfinished, write_atomically
 from gramcert.training.configuration import Configuration, from_json
 from gramcert.training.networks import build
 
@@ -25,20 +25,7 @@ STATE, MODEL, METRICS, CONFIGURATION = "state.safetensors", "model.safetensors",
 
 _FORMAT = "gramcert network 1"
 
-_UNFINISHED, _LOCK = ".unfinished", ".lock"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Under another name first, then renamed: a reader sees the old content or the new, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+_LOCK = ".lock"
 
 
 @contextmanager
@@ -52,7 +39,7 @@ def claimed(folder: Path, configuration: Configuration) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"{call}: not a folder that can be written ({error.strerror})") from None
     with lock:
-        if not _locked(lock):
+        if not locked(lock):
             raise ValueError(f"{call}: another process is training in it")
         remove_unfinished(folder, STATE, MODEL, METRICS, CONFIGURATION)
         path = folder / CONFIGURATION
@@ -73,44 +60,6 @@ def _require_own(call: str, folder: Path) -> None:
     names = {child.name for child in folder.iterdir() if not child.name.startswith(begun)}
     if CONFIGURATION not in names and names - {_LOCK}:
         raise ValueError(f"{call}: expected an empty folder, or one with a run of this configuration")
-
-
-def remove_unfinished(folder: Path, *names: str) -> None:
-    """What a killed process was writing; only for whoever has the lock."""
-    for name in names:
-        for path in folder.glob(f".{name}.*{_UNFINISHED}"):
-            path.unlink(missing_ok=True)
-
-
-def open_lock(path: Path) -> TextIO:
-    """A file to lock, whose content, if it has some, is left alone; a link is not followed."""
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(path, flags, 0o644), "r+")
-
-
-def _locked(lock: TextIO) -> bool:
-    """A lock that the system takes back when the process ends, however it ends; without one, on trust."""
-    try:
-        import fcntl
-    except ImportError:  # not a Unix system
-        return True
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
-
-
-def wait_for(lock: TextIO) -> None:
-    """Until the lock is free; where there are no locks, on trust."""
-    try:
-        import fcntl
-
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except (ImportError, OSError):
-        pass
 
 
 def save_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any]) -> None:
@@ -267,21 +216,10 @@ def _load_weights(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> N
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with _opened(path) as file:
+    with opened_safetensors(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    with _opened(path) as file:
+    with opened_safetensors(path) as file:
         return file.metadata() or {}
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: cannot be read as safetensors ({error})") from None

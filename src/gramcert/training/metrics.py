@@ -6,7 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gramcert.training.checkpoints import METRICS, write_atomically
+from gramcert.files import write_atomically
+from gramcert.training.checkpoints import METRICS
 
 
 class Metrics:
