@@ -2,7 +2,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,7 +112,7 @@ def require_agreement(folder, alone):
 
 def test_two_processes_end_where_one_does(pictures, alone, tmp_path):
     folder = tmp_path / "run"
-    process = start(pictures, folder)
+    process = start(pictures, folder, (str(Path(__file__).with_name("leaving.py")),))
     said, errors = finish(process)
     assert process.returncode == 0, errors
     found = require_agreement(folder, alone)
@@ -152,7 +152,8 @@ def test_a_batch_that_two_processes_cannot_share(pictures, tmp_path):
 
 
 def test_a_batch_that_the_processes_cannot_share(digits, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_engine", lambda _: SimpleNamespace(process_index=0, num_processes=3, device=None))
+    three = SimpleNamespace(process_index=0, num_processes=3, device=None)
+    monkeypatch.setattr(loop, "_engine", lambda _: nullcontext(three))
     with pytest.raises(ValueError, match=r"^train\(batch=64\): expected a multiple of the 3 processes$"):
         train(tiny(), digits, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -4,8 +4,8 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,14 @@ def train(
     Returns:
         One record per epoch.
     """
-    engine = _engine(configuration)
-    images = images.limited(configuration.images, configuration.holdout)
-    batches = _Batches(configuration, images, engine)
-    steps = batches.per_epoch * configuration.epochs
-    network = build(configuration, images.shape, len(images.classes), images.channel_means())
-    fresh: dict[str, Any] = {"step": 0, "loss": 0.0, "seconds": 0.0, "images": images.digest()}
-    _require_same_run(engine, configuration.to_json() + fresh["images"])
     with ExitStack() as stack:
+        engine = stack.enter_context(_engine(configuration))
+        images = images.limited(configuration.images, configuration.holdout)
+        batches = _Batches(configuration, images, engine)
+        steps = batches.per_epoch * configuration.epochs
+        network = build(configuration, images.shape, len(images.classes), images.channel_means())
+        fresh: dict[str, Any] = {"step": 0, "loss": 0.0, "seconds": 0.0, "images": images.digest()}
+        _require_same_run(engine, configuration.to_json() + fresh["images"])
         _claim(engine, stack, folder, configuration)
         adam = torch.optim.Adam(network.parameters(), configuration.lr, configuration.betas)
         if (folder / MODEL).exists():  # without a state, whoever finished it may have removed it
@@ -211,13 +211,16 @@ class _Batches:
         return x, part.labels.to(self.device)
 
 
-def _engine(configuration: Configuration) -> Any:
+@contextmanager
+def _engine(configuration: Configuration) -> Iterator[Any]:
+    """Processes, device and precision. The group of the processes ends with it, unless the caller had made it."""
     try:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
         from accelerate.utils import GradientAccumulationPlugin
     except ImportError:
         raise ValueError("train: needs accelerate (pip install 'gramcert[train]')") from None
+    joined = torch.distributed.is_initialized()
     AcceleratorState._reset_state()  # the precision of an earlier run in this process
     precision = {"float32": "no", "bfloat16": "bf16"}[configuration.precision]
     device = torch.accelerator.current_accelerator(check_available=True)
@@ -231,7 +234,12 @@ def _engine(configuration: Configuration) -> Any:
     engine = Accelerator(cpu=on_cpu, mixed_precision=precision, gradient_accumulation_plugin=whole)
     if engine.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
         raise RuntimeError(f"train: {os.environ['WORLD_SIZE']} processes were started, {engine.num_processes} joined")
-    return engine
+    yield engine
+    # A process that ends while threads of the group are at work may be aborted, and torchrun then kills the others. Not
+    # after an error, when others may wait for this process for ever.
+    if torch.distributed.is_initialized() and not joined:
+        torch.distributed.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)  # which holds that the group exists
 
 
 def _loss(configuration: Configuration) -> nn.Module:
