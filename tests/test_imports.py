@@ -16,7 +16,7 @@ ROOT = Path(gramcert.__file__).parent
 # package itself, uses it as anybody would.
 ORDER = (
     *("arguments", "exact", "files", "precision", "rounding", "enclosure", "geometry", "bounds", "certified"),
-    *("rescaling", "parametrizations", "nn", "training", "auditing", "certification", "gramcert"),
+    *("rescaling", "parametrizations", "operators", "nn", "training", "auditing", "certification", "gramcert"),
     *("baselines", "experiments", "cli", "__main__"),
 )
 

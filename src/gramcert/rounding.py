@@ -8,7 +8,7 @@ The derivations are in ``docs/what-is-certified.md``.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -68,6 +68,35 @@ def root_up(value: float) -> float:
 def root_down(value: float) -> float:
     """Lower bound of the square root; 0 for negative numbers."""
     return down(math.sqrt(max(0.0, value)))
+
+
+def sum_up(parts: Iterable[float]) -> float:
+    """Upper bound of a sum of numbers that are not negative, exact where nothing is rounded."""
+    total = 0.0
+    for part in parts:
+        new = total + part
+        # These differences are the two parts exactly if and only if the sum was not rounded.
+        total = new if new - total == part and new - part == total else up(new)
+    return total
+
+
+def product_up(first: float, second: float) -> float:
+    """Upper bound of a product of numbers that are not negative, exact where a factor is 1."""
+    if first == 1 or second == 1:
+        return second if first == 1 else first
+    if first == 0 or second == 0:  # also where the other has overflowed to infinity
+        return 0.0
+    return up(first * second)
+
+
+def length_up(parts: Sequence[float]) -> float:
+    """Upper bound of √Σp² of numbers that are not negative."""
+    if len(parts) == 1:
+        return parts[0]
+    total = 0.0
+    for part in parts:
+        total = up(total + up(part * part)) if part else total
+    return root_up(total) if math.isfinite(total) else math.inf
 
 
 def scaled_up(value: float, exponent: int) -> float:

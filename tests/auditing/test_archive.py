@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gramcert.auditing.archive import LARGEST_JSON, read_archive
-from gramcert.auditing.program import BadModel, Call, Program, Ref
+from gramcert.auditing.program import Call, Program, Ref
+from gramcert.operators.graph import BadModel
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),

@@ -13,11 +13,11 @@ import gramcert
 from auditing_networks import Function, residual_network
 from gramcert import nn as gnn
 from gramcert.auditing.certificate import certificate, seal
-from gramcert.auditing.following import Plan
 from gramcert.auditing.reading import Source
 from gramcert.auditing.strict_json import canonical
 from gramcert.auditing.written import Written
 from gramcert.nn.baking import plain_copy
+from gramcert.operators.propagation import Plan
 
 NAMES = ("dense", "convolutions", "theorem", "outputs", "unbounded", "overflow", "too large")
 

@@ -8,7 +8,7 @@ import torch
 
 from gramcert.auditing import onnx_file
 from gramcert.auditing.onnx_file import NEWEST_OPSET, read_onnx
-from gramcert.auditing.program import BadModel
+from gramcert.operators.graph import BadModel
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402

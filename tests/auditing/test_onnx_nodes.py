@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gramcert.auditing.graph import Input, Joint, Nonlinear, Sum, Unbounded
-from gramcert.auditing.linear import LinearMap
 from gramcert.auditing.onnx_file import OnnxModel, OnnxNode, read_onnx
 from gramcert.auditing.onnx_nodes import graph_of
-from gramcert.auditing.program import BadModel
+from gramcert.operators.graph import BadModel, Input, Joint, Nonlinear, Sum, Unbounded
+from gramcert.operators.linear import LinearMap
 from real_layers import MODELS
 
 onnx = pytest.importorskip("onnx")

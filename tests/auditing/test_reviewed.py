@@ -12,8 +12,8 @@ import gramcert
 from auditing_networks import Function
 from gramcert.auditing.aten import Translator
 from gramcert.auditing.certificate import seal
-from gramcert.auditing.graph import Unbounded
 from gramcert.auditing.program import Call, Program, Ref
+from gramcert.operators.graph import Unbounded
 from reference import sigma
 
 

@@ -12,9 +12,9 @@ from auditing_networks import residual_network
 from gramcert import Convolution
 from gramcert.auditing.architectures import Denoiser
 from gramcert.auditing.cache import Cache, pack, unpack
-from gramcert.auditing.linear import AxisMatrix, Convolve
-from gramcert.auditing.measuring import Measured, Norm
 from gramcert.auditing.running import measure_all
+from gramcert.operators.linear import AxisMatrix, Convolve
+from gramcert.operators.measurement import Measured, Norm
 
 SHAPE = (3, 8, 8)
 

@@ -16,7 +16,7 @@ from gramcert import Convolution
 from gramcert import nn as gnn
 from gramcert.auditing import checking
 from gramcert.auditing.certificate import seal
-from gramcert.auditing.linear import AxisMatrix, Convolve, Move, Scale
+from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale
 from reference import dense_norm, sigma
 
 SHAPE = (3, 8, 8)

@@ -120,7 +120,7 @@ def test_bad_input_ends_in_one_line(refused, model, tmp_path):
 def test_an_interrupted_audit_ends_quietly_and_goes_on(run, model, tmp_path):
     code = (
         "import sys, gramcert.cli.audit as command\n"
-        "from gramcert.auditing.measuring import Norm\n"
+        "from gramcert.operators.measurement import Norm\n"
         "import signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its jobs to ignore it\n"
         "run, made = Norm.run, []\n"

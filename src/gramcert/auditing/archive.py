@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.memory import argument_names
-from gramcert.auditing.program import BadModel, Call, Program, Ref
+from gramcert.auditing.program import Call, Program, Ref
+from gramcert.operators.graph import BadModel
 
 _T = TypeVar("_T")
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from gramcert.auditing.graph import Graph, Input, Node, Nonlinear
+from gramcert.operators.elementwise import TABLE
+from gramcert.operators.graph import Graph, Input, Node, Nonlinear
 from gramcert.rounding import ASSUMPTIONS
 
 ABOUT = (
@@ -10,16 +11,13 @@ ABOUT = (
     "evaluation in floating point is not in it",
     "it bounds ‖f(x) - f(y)‖ by L·‖x - y‖ in the l2 norm for all x and y of this shape, not only for images",
 )
-SOFTPLUS = (
-    "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold, at least 20, changes "
-    "values by less than 5e-9 and counts as rounding"
-)
 
 
 def assumptions(graph: Graph, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Of an audit of this graph, for inputs of this shape without the batch."""
-    softplus = [SOFTPLUS] if _uses_softplus(graph) else []
-    return (*ABOUT, _about_batch(graph, shape), *ASSUMPTIONS, *softplus, *_about_types(graph))
+    names = [node.operation.name for node in graph.nodes.values() if isinstance(node.operation, Nonlinear)]
+    assumed = dict.fromkeys(TABLE[name].assumed for name in names if name in TABLE and TABLE[name].assumed)
+    return (*ABOUT, _about_batch(graph, shape), *ASSUMPTIONS, *assumed, *_about_types(graph))
 
 
 def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
@@ -33,13 +31,6 @@ def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
 
 def _input(graph: Graph) -> Node:
     return next(node for node in graph.nodes.values() if isinstance(node.operation, Input))
-
-
-def _uses_softplus(graph: Graph) -> bool:
-    operations = (node.operation for node in graph.nodes.values())
-    return any(
-        isinstance(operation, Nonlinear) and operation.name.startswith(("softplus", "mish")) for operation in operations
-    )
 
 
 def _about_types(graph: Graph) -> list[str]:

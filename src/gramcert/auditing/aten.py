@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.auditing import activations, aten_functions, aten_layers, aten_windows, rules
+from gramcert.auditing import aten_functions, aten_layers, aten_windows
 from gramcert.auditing.aten_arguments import (
     Arguments,
     Context,
@@ -20,11 +20,12 @@ from gramcert.auditing.aten_arguments import (
     run,
     variables_in,
 )
-from gramcert.auditing.graph import MOST_ENTRIES, Graph, Unbounded, Variable
-from gramcert.auditing.linear import Shape
 from gramcert.auditing.memory import Memory, argument_names, may_share, written_arguments
-from gramcert.auditing.program import BadModel, Call, Program, Ref
-from gramcert.auditing.rules import Unknown
+from gramcert.auditing.program import Call, Program, Ref
+from gramcert.operators import elementwise, rules
+from gramcert.operators.graph import MOST_ENTRIES, BadModel, Graph, Unbounded, Variable
+from gramcert.operators.linear import Shape
+from gramcert.operators.rules import Unknown
 
 
 def _words(text: str) -> set[str]:
@@ -82,7 +83,7 @@ REASONS = {
 RULES: dict[str, Rule] = {**aten_layers.RULES, **aten_windows.RULES, **aten_functions.RULES}
 
 # Operators whose results are new, also where torch makes them of others that may not be.
-FRESH = set(RULES) | set(activations.PLAIN)
+FRESH = set(RULES) | set(elementwise.TABLE)
 
 _INTEGERS: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -182,8 +183,8 @@ class Translator(Context):
             return self._moved(arguments)
         if op in SPLITS:
             return self._split(arguments)
-        if op in activations.PLAIN or op in activations.WITHOUT:
-            return rules.activation(self.b, arguments.x(), op)
+        if op in elementwise.TABLE:
+            return aten_functions.of_table(self, arguments)
         raise Unknown(REASONS.get(op, "no rule is known for this operator"))
 
     def _constant(self, arguments: Arguments) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.auditing import rules
-from gramcert.auditing.graph import MOST_ENTRIES, Builder, Variable
-from gramcert.auditing.patterns import Patterns
 from gramcert.auditing.program import Call
-from gramcert.auditing.rules import Unknown
+from gramcert.operators import rules
+from gramcert.operators.graph import MOST_ENTRIES, Builder, Variable
+from gramcert.operators.patterns import Patterns
+from gramcert.operators.rules import Unknown
 
 Rule = Callable[["Context", "Arguments"], Any]
 

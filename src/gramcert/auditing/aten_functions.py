@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.auditing import activations, rules
 from gramcert.auditing.aten_arguments import (
     Arguments,
     Context,
@@ -18,49 +17,31 @@ from gramcert.auditing.aten_arguments import (
     spread,
     with_bias,
 )
-from gramcert.auditing.graph import Nonlinear, Variable
-from gramcert.auditing.patterns import SIGN, SQUARE
-from gramcert.auditing.rules import Unknown
+from gramcert.operators import elementwise, rules
+from gramcert.operators.graph import Nonlinear, Variable
+from gramcert.operators.rules import Unknown
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, Rule] = {"sgn": lambda t, a: rules.activation(t.b, a.x(), "sign")}
 rule = registering(RULES)
 
 
-@rule("leaky_relu")
-def _leaky(t: Context, a: Arguments) -> Variable:
-    return rules.activation(t.b, a.x(), "leaky_relu", activations.leaky(a.number("negative_slope", 0.01)))
+def of_table(t: Context, a: Arguments) -> Variable:
+    """A function of each entry, whose parameters have the names of the table."""
+    defaults = elementwise.TABLE[a.op].parameters
+    given = {name: a.number(name, 0.0) for name in defaults if a.values.get(name) is not None}
+    return rules.activation(t.b, a.x(), a.op, **given)
 
 
 @rule("rrelu")
 def _rrelu(t: Context, a: Arguments) -> Variable:
     if a.get("training", False):
         raise Unknown("in training mode its slope is random: .eval(), and export it again")
-    slope = (a.number("lower", 1 / 8) + a.number("upper", 1 / 3)) / 2
-    return rules.activation(t.b, a.x(), "rrelu", activations.leaky(slope))
-
-
-@rule("elu", "selu", "celu")
-def _elu(t: Context, a: Arguments) -> Variable:
-    if a.op == "celu":
-        return rules.activation(t.b, a.x(), "celu", activations.celu(a.number("alpha", 1.0)) or "its alpha is negative")
-    if a.op == "selu":
-        slopes = activations.elu(1.6732632423543772, 1.0507009873554805)
-    else:
-        slopes = activations.elu(a.number("alpha", 1), a.number("scale", 1), a.number("input_scale", 1))
-    return rules.activation(t.b, a.x(), a.op, slopes or "its slope grows")
-
-
-@rule("softplus")
-def _softplus(t: Context, a: Arguments) -> Variable:
-    beta = a.number("beta", 1)
-    name = "softplus" if beta == 1 else "softplus with beta"  # which is no part of Mish
-    return rules.activation(t.b, a.x(), name, activations.softplus(beta, a.number("threshold", 20)))
+    return of_table(t, a)
 
 
 @rule("gelu")
 def _gelu(t: Context, a: Arguments) -> Variable:
-    name = "gelu_tanh" if a.get("approximate", "none") == "tanh" else "gelu"
-    return rules.activation(t.b, a.x(), name)
+    return rules.activation(t.b, a.x(), "gelu_tanh" if a.get("approximate", "none") == "tanh" else "gelu")
 
 
 @rule("prelu", "_prelu_kernel")
@@ -76,22 +57,11 @@ def _clamp(t: Context, a: Arguments) -> Variable:
     return rules.activation(t.b, spread(t, a.x(), *bounds), "clamp")
 
 
-@rule("threshold")
-def _threshold(t: Context, a: Arguments) -> Variable:
-    is_continuous = a.number("threshold", 0) == a.number("value", 0)
-    return rules.activation(t.b, a.x(), "threshold", (0.0, 1.0) if is_continuous else None)
-
-
-@rule("sign", "sgn")
-def _sign(t: Context, a: Arguments) -> Variable:
-    return t.b.unbounded((a.x(),), a.x().shape, SIGN)
-
-
 @rule("pow", "square")
 def _pow(t: Context, a: Arguments) -> Variable:
     exponent = 2.0 if a.op == "square" else number_of(a.values["exponent"])
     if exponent == 2:
-        return t.b.unbounded((a.x(),), a.x().shape, SQUARE)
+        return rules.activation(t.b, a.x(), "square")
     if exponent == 0.5:
         return t.patterns.root(a.x())
     if exponent == 1:

@@ -4,7 +4,6 @@ from typing import Any
 
 from torch import Tensor
 
-from gramcert.auditing import rules
 from gramcert.auditing.aten_arguments import (
     Arguments,
     Context,
@@ -17,8 +16,9 @@ from gramcert.auditing.aten_arguments import (
     spread,
     with_bias,
 )
-from gramcert.auditing.graph import Variable
-from gramcert.auditing.rules import Unknown
+from gramcert.operators import rules
+from gramcert.operators.graph import Variable
+from gramcert.operators.rules import Unknown
 
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.auditing import rules
 from gramcert.auditing.aten_arguments import Arguments, Context, Rule, further_results, registering, run
-from gramcert.auditing.graph import Variable
-from gramcert.auditing.resizing import FLOATS, agreed, require_change
-from gramcert.auditing.rules import Unknown
+from gramcert.operators import rules
+from gramcert.operators.graph import Variable
+from gramcert.operators.resizing import FLOATS, agreed, require_change
+from gramcert.operators.rules import Unknown
 
 # Places of an axis that may be resized: a matrix is made for each.
 LARGEST_RESIZED = 2**13

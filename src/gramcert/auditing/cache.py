@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from gramcert.auditing.measuring import MOST_WITNESS, Measured
 from gramcert.files import write_atomically
+from gramcert.operators.measurement import MOST_WITNESS, Measured
 
 VARIABLE = "GRAMCERT_CACHE"
 

@@ -15,11 +15,11 @@ from typing import Any
 from gramcert.auditing.assumptions import assumptions
 from gramcert.auditing.cache import pack
 from gramcert.auditing.findings import UNBOUNDED
-from gramcert.auditing.following import Followed, Follower, Plan, Step
-from gramcert.auditing.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
-from gramcert.auditing.linear import LinearMap
-from gramcert.auditing.measuring import Measured, Measurement, Norm
 from gramcert.auditing.strict_json import canonical
+from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
+from gramcert.operators.linear import LinearMap
+from gramcert.operators.measurement import Measured, Measurement, Norm
+from gramcert.operators.propagation import Followed, Follower, Plan, Step
 
 FORMAT = "gramcert certificate 2"
 

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap, Move, Scale
-from gramcert.auditing.measuring import witnessed_lower
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode
 from gramcert.geometry.reduction import one_size_bound, reduced_kernels
+from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap, Move, Scale
+from gramcert.operators.measurement import witnessed_lower
 from gramcert.rounding import (
     TWIDDLE_ERROR,
     absolute_sums,

@@ -13,11 +13,11 @@ from gramcert.auditing.assumptions import assumptions
 from gramcert.auditing.cache import Cache
 from gramcert.auditing.certificate import FORMAT, Claim, certificate, claimed_steps, unverified, versions
 from gramcert.auditing.findings import Profile
-from gramcert.auditing.following import Follower, Plan
-from gramcert.auditing.measuring import Measured, Measurement
 from gramcert.auditing.reading import Source
 from gramcert.auditing.result import Audit
 from gramcert.auditing.running import Report, measure_all
+from gramcert.operators.measurement import Measured, Measurement
+from gramcert.operators.propagation import Follower, Plan
 
 
 def audit(

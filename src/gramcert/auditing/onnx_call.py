@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gramcert.auditing import rules
-from gramcert.auditing.graph import MOST_ENTRIES, Builder, Variable
-from gramcert.auditing.linear import Shape
 from gramcert.auditing.onnx_file import OnnxNode
-from gramcert.auditing.patterns import Patterns
-from gramcert.auditing.rules import Unknown
+from gramcert.operators import rules
+from gramcert.operators.graph import MOST_ENTRIES, Builder, Variable
+from gramcert.operators.linear import Shape
+from gramcert.operators.patterns import Patterns
+from gramcert.operators.rules import Unknown
 
 # Entries of all constants and places together, and integers that say what an operator is to do.
 MOST_OF_ALL, MOST_INTEGERS = 4 * MOST_ENTRIES, 2**12

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.digits import shown_text
-from gramcert.auditing.program import BadModel
+from gramcert.operators.graph import BadModel
 
 # Versions of the operators whose meaning is known: before 7 they broadcast in another way.
 OLDEST_OPSET, NEWEST_OPSET = 7, 28

@@ -10,7 +10,7 @@ from torch import Tensor
 from gramcert.auditing.onnx_call import Call, axis_of, bounded, register
 from gramcert.auditing.onnx_file import DTYPES
 from gramcert.auditing.onnx_moves import MOVES, Results
-from gramcert.auditing.rules import REAL, Unknown
+from gramcert.operators.rules import REAL, Unknown
 from gramcert.rounding import exact_integers
 
 # Products in a matrix product of constants.

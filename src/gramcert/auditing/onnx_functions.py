@@ -5,9 +5,6 @@ from collections.abc import Callable
 
 import torch
 
-from gramcert.auditing import activations, rules
-from gramcert.auditing.graph import Variable
-from gramcert.auditing.linear import Shape
 from gramcert.auditing.onnx_call import (
     EXACT,
     Call,
@@ -17,7 +14,10 @@ from gramcert.auditing.onnx_call import (
     register,
 )
 from gramcert.auditing.onnx_layers import finite
-from gramcert.auditing.rules import Unknown
+from gramcert.operators import rules
+from gramcert.operators.graph import Variable
+from gramcert.operators.linear import Shape
+from gramcert.operators.rules import Unknown
 
 RULES: dict[str, Rule] = {}
 
@@ -29,7 +29,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 @rule("LeakyRelu")
 def _leaky(t: Context, c: Call) -> Variable:
-    return rules.activation(t.b, c.x(), "leaky_relu", activations.leaky(c.real("alpha", 0.01)))
+    return rules.activation(t.b, c.x(), "leaky_relu", negative_slope=c.real("alpha", 0.01))
 
 
 @rule("Elu", "Selu")
@@ -37,18 +37,17 @@ def _elu(t: Context, c: Call) -> Variable:
     selu = c.op == "Selu"
     alpha = c.real("alpha", 1.67326319217681884765625 if selu else 1.0)
     gamma = c.real("gamma", 1.05070102214813232421875) if selu else 1.0
-    return rules.activation(t.b, c.x(), c.op.lower(), activations.elu(alpha, gamma))
+    return rules.activation(t.b, c.x(), c.op.lower(), alpha=alpha, scale=gamma)
 
 
 @rule("Celu")
 def _celu(t: Context, c: Call) -> Variable:
-    return rules.activation(t.b, c.x(), "celu", activations.celu(c.real("alpha", 1.0)) or "its alpha is not positive")
+    return rules.activation(t.b, c.x(), "celu", alpha=c.real("alpha", 1.0))
 
 
 @rule("ThresholdedRelu")
 def _thresholded(t: Context, c: Call) -> Variable:
-    is_continuous = c.real("alpha", 1.0) == 0
-    return rules.activation(t.b, c.x(), "threshold", (0.0, 1.0) if is_continuous else None)
+    return rules.activation(t.b, c.x(), "threshold", threshold=c.real("alpha", 1.0))
 
 
 @rule("Shrink")
@@ -71,7 +70,7 @@ def _hard_sigmoid(t: Context, c: Call) -> Variable:
     """Named as torch's own where x times it is a hardswish, whose slopes are the same for every alpha > 0."""
     alpha, beta = c.real("alpha", 0.2), c.real("beta", 0.5)
     name = "hardsigmoid" if alpha > 0 and beta == 0.5 else "hard sigmoid"
-    return rules.activation(t.b, c.x(), name, activations.hard_sigmoid(alpha))
+    return rules.activation(t.b, c.x(), name, alpha=alpha)
 
 
 @rule("Gelu")

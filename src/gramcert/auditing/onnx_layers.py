@@ -6,9 +6,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gramcert.auditing import rules
-from gramcert.auditing.graph import Unbounded, Variable
-from gramcert.auditing.linear import Move, Scale, Shape
 from gramcert.auditing.onnx_call import (
     EXACT,
     Call,
@@ -21,9 +18,11 @@ from gramcert.auditing.onnx_call import (
 )
 from gramcert.auditing.onnx_file import DTYPES
 from gramcert.auditing.onnx_folding import sizes_of
-from gramcert.auditing.patterns import SIGN, SQUARE
-from gramcert.auditing.rules import REAL, Unknown
 from gramcert.geometry.padding import PaddingMode
+from gramcert.operators import rules
+from gramcert.operators.graph import Unbounded, Variable
+from gramcert.operators.linear import Move, Scale, Shape
+from gramcert.operators.rules import REAL, Unknown
 
 _BOTH = "a product of two values that both depend on the input"
 
@@ -295,7 +294,7 @@ def _pow(t: Context, c: Call) -> Variable:
     x = t.spread(c.x(), tuple(exponent.shape))
     power = float(exponent) if exponent.numel() == 1 else math.nan
     if power == 2:
-        return t.b.unbounded((x,), x.shape, SQUARE)
+        return rules.activation(t.b, x, "square")
     if power == 0.5:
         return t.patterns.root(x)
     return t.b.same(x) if power == 1 else rules.activation(t.b, x, "pow")
@@ -308,7 +307,7 @@ def _sqrt(t: Context, c: Call) -> Variable:
 
 @rule("Sign")
 def _sign(t: Context, c: Call) -> Variable:
-    return t.b.unbounded((c.x(),), c.x().shape, SIGN)
+    return rules.activation(t.b, c.x(), "sign")
 
 
 @rule("Equal")

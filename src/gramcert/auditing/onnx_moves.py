@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.onnx_call import Call, axis_of, bounded, register
-from gramcert.auditing.rules import Unknown
+from gramcert.operators.rules import Unknown
 
 Results = Tensor | list[Tensor]
 Move = Callable[[Tensor, Call], Results]

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gramcert.auditing import onnx_functions, onnx_layers, onnx_windows, rules
+from gramcert.auditing import onnx_functions, onnx_layers, onnx_windows
 from gramcert.auditing.digits import shown_text
-from gramcert.auditing.graph import Graph, Variable
-from gramcert.auditing.linear import Shape
 from gramcert.auditing.onnx_call import Call, Context, Result, Rule, Value, bounded
 from gramcert.auditing.onnx_file import OnnxModel, OnnxNode
 from gramcert.auditing.onnx_folding import folded
 from gramcert.auditing.onnx_moves import MOVES
-from gramcert.auditing.program import BadModel
-from gramcert.auditing.rules import REAL, Unknown
+from gramcert.operators import rules
+from gramcert.operators.graph import BadModel, Graph, Variable
+from gramcert.operators.linear import Shape
+from gramcert.operators.rules import REAL, Unknown
 
 _NAMES = {
     "Relu": "relu",

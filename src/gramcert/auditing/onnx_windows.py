@@ -10,8 +10,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gramcert.auditing import rules
-from gramcert.auditing.graph import Nonlinear, Variable
 from gramcert.auditing.onnx_call import (
     EXACT,
     Call,
@@ -23,8 +21,10 @@ from gramcert.auditing.onnx_call import (
 )
 from gramcert.auditing.onnx_folding import reduced_axes
 from gramcert.auditing.onnx_layers import pads, per_axis
-from gramcert.auditing.resizing import FLOATS, agreed, agreed_size, require_change
-from gramcert.auditing.rules import Unknown
+from gramcert.operators import rules
+from gramcert.operators.graph import Nonlinear, Variable
+from gramcert.operators.resizing import FLOATS, agreed, agreed_size, require_change
+from gramcert.operators.rules import Unknown
 from gramcert.rounding import gamma, root_up
 
 RULES: dict[str, Rule] = {}

@@ -7,10 +7,6 @@ import torch
 from torch import Tensor
 
 
-class BadModel(ValueError):  # noqa: N818 - it names what the caller gave, not a failure of the program
-    """A model or file that cannot be read, for the reason in the message."""
-
-
 @dataclass(frozen=True)
 class Ref:
     """A value of the program, by its name."""

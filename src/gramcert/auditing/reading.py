@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from gramcert.auditing.architectures import ARCHITECTURES, build
 from gramcert.auditing.archive import read_archive
 from gramcert.auditing.aten import Translator
-from gramcert.auditing.graph import MOST_ENTRIES, Builder, Graph, Unbounded
-from gramcert.auditing.linear import Shape
-from gramcert.auditing.program import BadModel, Program
+from gramcert.auditing.program import Program
 from gramcert.auditing.state import kept
 from gramcert.auditing.traced import of_exported, traced
 from gramcert.files import BadFile, read_safetensors, read_torch
 from gramcert.geometry.recognition import UnsteadyWeightError, random_state
 from gramcert.nn.baking import plain_copy
+from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Graph, Unbounded
+from gramcert.operators.linear import Shape
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".th")
 ENDINGS = (".onnx", ".pt2", *WEIGHTS)

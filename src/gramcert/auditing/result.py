@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gramcert.auditing.findings import UNBOUNDED, Findings, Profile, Row
+from gramcert.auditing.findings import UNBOUNDED, Findings, Profile
 from gramcert.auditing.page import to_html
+from gramcert.operators.propagation import Row
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 import torch
 
 from gramcert.auditing.cache import Cache
-from gramcert.auditing.measuring import Measured, Measurement
+from gramcert.operators.measurement import Measured, Measurement
 
 # Told how many measurements are made, of how many, and what is measured now.
 Report = Callable[[int, int, str], None]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gramcert.auditing.graph import fingerprint
+from gramcert.operators.graph import fingerprint
 
 # Every module has these: parts that are walked through, weights that torch.export watches, and tables of torch.
 _OF_TORCH = {name for name in vars(nn.Module()) if name not in ("training", "_forward_hooks", "_forward_pre_hooks")}

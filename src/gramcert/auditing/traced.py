@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gramcert.auditing.program import BadModel, Call, Program, Ref
+from gramcert.auditing.program import Call, Program, Ref
+from gramcert.operators.graph import BadModel
 
 
 def traced(model: nn.Module, example: torch.Tensor) -> Program:

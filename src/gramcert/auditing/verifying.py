@@ -15,13 +15,13 @@ from gramcert.auditing.certificate import Claim, claimed_steps, follow, node_fac
 from gramcert.auditing.certificate import certificate as anew
 from gramcert.auditing.checking import Proof, layer_below, proves_above, proves_below
 from gramcert.auditing.findings import UNBOUNDED
-from gramcert.auditing.following import Follower, Plan, Step
-from gramcert.auditing.graph import Graph
-from gramcert.auditing.measuring import Measured, Measurement, Norm, ResidualLayer
 from gramcert.auditing.reading import Source
 from gramcert.auditing.strict_json import canonical, parse
 from gramcert.auditing.written import BadCertificate, Written
 from gramcert.certified.deployed import ResidualParts
+from gramcert.operators.graph import Graph
+from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
+from gramcert.operators.propagation import Follower, Plan, Step
 
 # Differences between two graphs that are listed one by one.
 MOST_PROBLEMS = 3

@@ -7,7 +7,7 @@ from typing import Any
 
 from gramcert.auditing.certificate import FORMAT, Claim
 from gramcert.auditing.findings import UNBOUNDED
-from gramcert.auditing.graph import MOST_ENTRIES
+from gramcert.operators.graph import MOST_ENTRIES
 
 FIELDS = (
     *("format", "input_shape", "weights", "graph", "claims", "outputs"),

@@ -22,10 +22,10 @@ from gramcert.certification.rounded import Linear, Rounded, error, norms, own_ty
 from gramcert.geometry.convolution import LAYERS, Convolution
 from gramcert.geometry.recognition import require_known, unwrapped
 from gramcert.nn.combining import Concatenation, Residual
-from gramcert.nn.guarantee import constant_and_size, times
+from gramcert.nn.guarantee import constant_and_size
 from gramcert.nn.residual import SLLConv1d, SLLConv2d, SLLConv3d, SLLLinear
 from gramcert.nn.torch_layers import Size
-from gramcert.rounding import next_up
+from gramcert.rounding import next_up, product_up
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class CertifiedForward:
         for number, layer in enumerate(layers, 1):
             constant, after = constant_and_size(call, layer, size)
             steps.append(Step(f"{call}({own_type(layer).__name__})", constant, _rounded(call, layer, size)))
-            product, size = times(product, constant), after
+            product, size = product_up(product, constant), after
             report(number, len(layers))
         return cls(tuple(steps), product, size)
 

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gramcert.auditing.digits import shown_down, shown_seconds, shown_share, shown_text, shown_up
-from gramcert.auditing.findings import Row
 from gramcert.auditing.result import Audit
+from gramcert.operators.propagation import Row
 
 # Narrower terminals do without the geometry.
 WIDE = 110

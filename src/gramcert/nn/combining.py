@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from gramcert.exact import exact, float_up
 from gramcert.geometry.recognition import require_known
-from gramcert.nn.guarantee import constant_and_size, times
+from gramcert.nn.guarantee import constant_and_size
 from gramcert.nn.layer import Layer
 from gramcert.nn.pooling import root_float32
 from gramcert.nn.torch_layers import Size
-from gramcert.rounding import root_up, up
+from gramcert.rounding import length_up, product_up, sum_up
 
 
 class Residual(Layer):
@@ -62,10 +62,7 @@ class Residual(Layer):
             if self.weight is None
             else tuple(_size(f"{call}(Residual.weight)", value) for value in (self.keep, self.weight))
         )
-        part = times(share, constant)
-        total = keep + part
-        # These differences are the two parts exactly if and only if the sum was not rounded.
-        return (total if total - keep == part and total - part == keep else up(total)), size
+        return sum_up((keep, product_up(share, constant))), size
 
     def extra_repr(self) -> str:
         """For printing."""
@@ -108,10 +105,7 @@ class Concatenation(Layer):
         factor = _size(f"{call}(Concatenation.factor)", self.factor)
         if all(constant <= 1 for constant in constants) and Fraction(factor) ** 2 * len(constants) <= 1:
             return 1.0, sizes.pop()
-        squares = 0.0
-        for constant in constants:
-            squares = up(squares + up(constant * constant))
-        return times(factor, root_up(squares)), sizes.pop()
+        return product_up(factor, length_up(constants)), sizes.pop()
 
     def extra_repr(self) -> str:
         """For printing."""

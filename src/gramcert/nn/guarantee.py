@@ -11,7 +11,7 @@ from gramcert.geometry.convolution import LAYERS, Convolution
 from gramcert.geometry.recognition import require_known, require_steady, unwrapped
 from gramcert.nn.layer import Layer
 from gramcert.nn.torch_layers import Size, torch_constant
-from gramcert.rounding import up
+from gramcert.rounding import product_up
 
 
 @runtime_checkable
@@ -86,17 +86,8 @@ def chain(call: str, modules: list[nn.Module], size: Size) -> tuple[float, Size]
     product = 1.0
     for module in modules:
         constant, size = constant_and_size(call, module, size)
-        product = times(product, constant)
+        product = product_up(product, constant)
     return product, size
-
-
-def times(first: float, second: float) -> float:
-    """Upper bound of a product; exact where a factor is 1."""
-    if first == 1 or second == 1:
-        return second if first == 1 else first
-    if first == 0 or second == 0:  # also where the other has overflowed to infinity
-        return 0.0
-    return up(first * second)
 
 
 def _require_own_guarantee(call: str, module: nn.Module) -> None:

@@ -18,8 +18,8 @@ from gramcert.certified.deployed import residual_upper
 from gramcert.geometry.convolution import Convolution, full_weight
 from gramcert.geometry.recognition import require_known
 from gramcert.nn.layer import expected
-from gramcert.nn.slopes import slopes
 from gramcert.nn.torch_layers import Size
+from gramcert.operators import elementwise
 from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling, largest_entry
 
 Rescaling = Literal["sr", "aol", "sn"]
@@ -269,8 +269,8 @@ class SLLConv3d(_ResidualConv):
 def _checked(name: str, activation: nn.Module) -> nn.Module:
     if not isinstance(activation, nn.Module):
         raise TypeError(f"{name}(activation): expected a torch.nn.Module, got {activation!r}")
-    bounds = slopes(activation)
-    if bounds is None or bounds[0] < 0 or bounds[1] > 1:
+    bounds = elementwise.of_module(activation)
+    if bounds is None or isinstance(bounds, str) or bounds[0] < 0 or bounds[1] > 1:
         raise ValueError(
             f"{name}(activation={activation}): the residual layer is 1-Lipschitz only for elementwise activations with "
             f"slopes in [0, 1], such as ReLU, LeakyReLU, Tanh or Sigmoid"

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from gramcert.nn.slopes import slopes
+from gramcert.operators import elementwise
 from gramcert.rounding import root_up
 
 Size = tuple[int, ...] | None
@@ -29,7 +29,9 @@ def torch_constant(call: str, module: nn.Module, size: Size) -> tuple[float, Siz
         return 1.0, _shuffled(module, size)
     if type(module) in _POOLING:
         return _pooled(call, module, size)
-    bounds = slopes(module)
+    bounds = elementwise.of_module(module)
+    if isinstance(bounds, str):
+        raise TypeError(f"{call}({name}): it has no constant: {bounds}")
     if bounds is None:
         raise TypeError(
             f"{call}({name}): its constant is not known; expected a layer of gramcert.nn, Linear, a Conv or "

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap, Move, Scale, composed_error
 from gramcert.geometry.convolution import Convolution
+from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap, Move, Scale, composed_error
 from gramcert.rounding import gamma, up
 
 # Numbers in a kernel, taps on an axis and entries of a matrix up to which composing is cheaper than measuring twice.

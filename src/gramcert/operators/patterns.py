@@ -9,16 +9,10 @@ import math
 import torch
 from torch import Tensor
 
-from gramcert.auditing import activations
-from gramcert.auditing.graph import Builder, Node, Nonlinear, Unbounded, Variable
-from gramcert.auditing.linear import AxisMatrix, LinearMap, Move, Scale, Shape
-from gramcert.auditing.rules import activation, exact, normalised, times, typed
+from gramcert.operators.graph import Builder, Node, Nonlinear, Unbounded, Variable
+from gramcert.operators.linear import AxisMatrix, LinearMap, Move, Scale, Shape
+from gramcert.operators.rules import activation, exact, normalised, times, typed
 from gramcert.rounding import root_up, total_up, up
-
-# The reasons by which these nodes are found again.
-SQUARE = "squares have unbounded slopes"
-SIGN = f"sign: {activations.WITHOUT['sign']}"
-
 
 # What depends on the input, or a constant.
 Value = Variable | Tensor | float
@@ -91,7 +85,7 @@ class Patterns:
 
     def _product(self, first: Variable, second: Variable) -> Variable:
         if first.name == second.name:
-            return self.b.unbounded((first,), first.shape, SQUARE)
+            return activation(self.b, first, "square")
         if first.shape == second.shape:
             for x, gate in ((first, second), (second, first)):
                 found = self._gated(x, gate) or self._signed(x, gate)
@@ -109,24 +103,25 @@ class Patterns:
         name = node.operation.name
         below = self._node(node.inputs[0])
         if name == "tanh" and offset == 0 and isinstance(below.operation, Nonlinear):
-            if below.operation.name == "softplus" and below.inputs == (origin.name,) == (x.name,):
-                return self._times(self._known(origin, "mish", activations.MISH), scale)
+            is_softplus = below.operation.name == "softplus" and below.operation.is_plain
+            if is_softplus and below.inputs == (origin.name,) == (x.name,):
+                return self._times(self._known(origin, "mish"), scale)
             return None
         inner, stretch, moved = self._affine(self._variable(node.inputs[0]))
         if inner.name != origin.name or stretch <= 0 or moved != 0:
             return None
         if name == "sigmoid" and offset == 0:
-            return self._times(self._known(origin, "silu", activations.SILU), factor * scale)
+            return self._times(self._known(origin, "silu"), factor * scale)
         if name == "hardsigmoid" and offset == 0 and stretch == 1:
-            return self._times(self._known(origin, "hardswish", activations.HARDSWISH), factor * scale)
+            return self._times(self._known(origin, "hardswish"), factor * scale)
         if name == "erf" and offset == scale:
-            return self._times(self._known(origin, "gelu", activations.GELU), 2 * factor * scale)
+            return self._times(self._known(origin, "gelu"), 2 * factor * scale)
         return None
 
     def _signed(self, x: Variable, sign: Variable) -> Variable | None:
         """sign(u)·|u| = u, also with a ReLU around |u|."""
         node, below = self.b.node(sign), self.b.node(x)
-        if not isinstance(node.operation, Unbounded) or node.operation.reason != SIGN:
+        if not isinstance(node.operation, Unbounded) or node.operation.name != "sign":
             return None
         if isinstance(below.operation, Nonlinear) and below.operation.name == "relu":
             below = self._node(below.inputs[0])
@@ -210,7 +205,7 @@ class Patterns:
                 is_length = is_length and not axes and (is_view or self._is_shift(node))
             epsilon += shift
             node = self._node(node.inputs[0])
-        if not isinstance(node.operation, Unbounded) or node.operation.reason != SQUARE:
+        if not isinstance(node.operation, Unbounded) or node.operation.name != "square":
             return activation(self.b, x, "sqrt")
         origin = self._variable(node.inputs[0])
         constant = root_up(square) if square != 1 else 1.0
@@ -233,8 +228,8 @@ class Patterns:
     def _is_shift(self, node: Node) -> bool:
         return isinstance(node.operation, Scale) and node.operation.factors.numel() == 1 and node.operation.size == 1
 
-    def _known(self, node: Node, name: str, slopes: activations.Slopes) -> Variable:
-        return activation(self.b, self._variable(node.name), name, slopes)
+    def _known(self, node: Node, name: str) -> Variable:
+        return activation(self.b, self._variable(node.name), name)
 
     def _times(self, x: Variable, factor: float) -> Variable:
         return x if factor == 1 else self.b.scaled(x, factor, abs(factor) * 2.0**-48)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gramcert import Convolution
-from gramcert.auditing.composing import Stage, compose, composed
-from gramcert.auditing.linear import AxisMatrix, Convolve, Move, Scale, composed_error
-from gramcert.auditing.measuring import Norm
-from gramcert.auditing.rules import average_matrix
+from gramcert.operators.composition import Stage, compose, composed
+from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, composed_error
+from gramcert.operators.measurement import Norm
+from gramcert.operators.rules import average_matrix
 from reference import sigma
 
 

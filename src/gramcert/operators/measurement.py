@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap, Move
 from gramcert.certified.deployed import ResidualParts, refined, residual_norms
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import TapwiseLayer
@@ -22,6 +21,7 @@ from gramcert.certified.work import Work
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.reduction import reduced_kernels
+from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap, Move
 from gramcert.rounding import checked_arithmetic, down, root_down, up
 
 # Changes whenever a measurement of the same map may give another result.

@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gramcert.auditing.linear import LinearMap, Move, Scale, Shape
-from gramcert.auditing.program import BadModel
 from gramcert.geometry.padding import PaddingMode, Pairs
+from gramcert.operators.linear import LinearMap, Move, Scale, Shape
 
 Moving = Callable[[Tensor], Tensor]
 PaddingOf = tuple[PaddingMode, Pairs] | None
 
 # Entries of a tensor that may be followed place by place, and of constants that may be computed.
 MOST_ENTRIES = 2**27
+
+
+class BadModel(ValueError):  # noqa: N818 - it names what the caller gave, not a failure of the program
+    """A model or file that cannot be read, for the reason in the message."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,14 @@ class Nonlinear:
         name: such as ``relu``.
         slopes: between which its slopes lie, if it acts on each entry alone.
         why: how the constant is known.
+        is_plain: whether its parameters, if it has some, are torch's defaults.
     """
 
     constant: float
     name: str
     slopes: tuple[float, float] | None = None
     why: str = "closed form"
+    is_plain: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,15 @@ class Joint:
 
 @dataclass(frozen=True)
 class Unbounded:
-    """Nothing is known of it, or it has no constant, for a reason."""
+    """Nothing is known of it, or it has no constant, for a reason.
+
+    Attributes:
+        reason: for people.
+        name: of a known function, such as ``square``, by which patterns find it.
+    """
 
     reason: str
+    name: str = ""
 
 
 Operation = Input | LinearMap | Nonlinear | Sum | Joint | Unbounded
@@ -190,9 +201,9 @@ class Builder:
         """Values side by side, their maximum or minimum."""
         return self._add(Joint(name), tuple(parts), shape)
 
-    def unbounded(self, inputs: tuple[Variable, ...], shape: Shape, reason: str) -> Variable:
+    def unbounded(self, inputs: tuple[Variable, ...], shape: Shape, reason: str, name: str = "") -> Variable:
         """A value without a constant."""
-        return self._add(Unbounded(reason), inputs, shape)
+        return self._add(Unbounded(reason, name), inputs, shape)
 
     def node(self, x: Variable) -> Node:
         """What made a value."""

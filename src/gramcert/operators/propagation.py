@@ -1,7 +1,7 @@
 r"""Constants along the graph: what has to be measured, and what follows from the measurements.
 
 For each value, L is a certified constant from the input of the model to it. A value that is a chain of linear maps of
-another has L(value) <= L(other)·Π‖stage‖, the stages put together by :mod:`~gramcert.auditing.composing`; a sum has
+another has L(value) <= L(other)·Π‖stage‖, the stages put together by :mod:`~gramcert.operators.composition`; a sum has
 ΣL by the triangle inequality; values side by side, or their maxima, √ΣL²; and x - Vᵀφ(Wx + b) has L(x) times the
 constant of its theorem, for which W and V need not be measured.
 """
@@ -11,19 +11,56 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gramcert.auditing.composing import Stage, composed
-from gramcert.auditing.findings import Row
-from gramcert.auditing.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
-from gramcert.auditing.linear import AxisMatrix, Convolve, LinearMap
-from gramcert.auditing.measuring import Measured, Measurement, Norm, ResidualLayer
 from gramcert.geometry.convolution import Convolution
-from gramcert.nn.guarantee import times
-from gramcert.rounding import root_up, up
+from gramcert.operators.composition import Stage, composed
+from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
+from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap
+from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
+from gramcert.rounding import length_up, product_up, sum_up, up
 
 Measure = Callable[[Measurement], Measured]
 
 # Where log L is less than this, or than a tenth of the largest part of it, shares of it say nothing.
 NO_SHARES = 1e-6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step from the input to the output.
+
+    Attributes:
+        name: the nodes of the model that it is about, joined by " + " where several were measured as one.
+        kind: such as ``convolution``, ``matrix``, ``relu``, ``sum``, ``unbounded``.
+        geometry: for people: ``3→16, 3×3, stride 1, padding 1, zeros, at 32×32``; empty where there is none.
+        lower: certified lower bound of the norm of a linear map; ``None`` for anything else.
+        upper: certified constant of the step; ``inf`` if there is none.
+        constant: certified constant from the input of the model to the output of this step.
+        share: its part of the size of log L, positive where it makes L larger; ``None`` off the path that dominates L,
+            and where L is too near to 1. The shares add up to 1, or to -1 if L < 1.
+        seconds: time spent on it; 0 for what is known in closed form.
+        method: how ``upper`` was proved.
+        notes: such as why a tolerance was missed.
+        cached: whether the measurement came from the cache.
+    """
+
+    name: str
+    kind: str
+    geometry: str
+    lower: float | None
+    upper: float
+    constant: float
+    share: float | None
+    seconds: float
+    method: str
+    notes: tuple[str, ...] = ()
+    cached: bool = False
+
+    @property
+    def relative_width(self) -> float | None:
+        """(upper - lower)/upper of a linear map."""
+        if self.lower is None or not math.isfinite(self.upper):
+            return None
+        return (self.upper - self.lower) / self.upper if self.upper else 0.0
 
 
 @dataclass(frozen=True)
@@ -176,7 +213,7 @@ class Follower:
         if not self.graph.outputs:  # nothing depends on the input
             return Followed({}, [], [], {}, 0.0, dict.fromkeys(self.graph.constant_outputs, 0.0))
         outputs = {name: self.constants[value] for name, value in self.graph.outputs.items()}
-        upper = self._together(list(outputs.values()))
+        upper = length_up(list(outputs.values()))
         largest = max(self.graph.outputs.values(), key=lambda value: self.constants[value])
         factors = self._path(largest)
         if len(outputs) > 1:
@@ -215,7 +252,7 @@ class Follower:
                 continue
             if not found.upper < math.inf and math.isfinite(constant):
                 self.reasons.append(f"{self.label(step.nodes)}: its numbers are too large for float64")
-            constant = times(constant, found.upper if found.upper < math.inf else math.inf)
+            constant = product_up(constant, found.upper if found.upper < math.inf else math.inf)
             if math.isinf(constant) and not self.reasons:
                 self.reasons.append(f"{self.label(step.nodes)}: the constant is too large for float64")
             self._row(
@@ -235,7 +272,7 @@ class Follower:
 
     def _nonlinear(self, node: Node, operation: Nonlinear) -> None:
         before = self.constants[node.inputs[0]]
-        constant = times(before, operation.constant)
+        constant = product_up(before, operation.constant)
         factors = []
         if operation.constant == 1:
             self._count(operation.name)
@@ -247,25 +284,16 @@ class Follower:
     def _joined(self, node: Node) -> None:
         parts = [self.constants[value] for value in node.inputs]
         if isinstance(node.operation, Sum):
-            constant, name, note = _sum_up(parts), "sum", " + ".join(_short(parts))
+            constant, name, note = sum_up(parts), "sum", " + ".join(_short(parts))
         else:
             assert isinstance(node.operation, Joint)
-            constant, name = self._together(parts), node.operation.name
+            constant, name = length_up(parts), node.operation.name
             note = f"√({' + '.join(f'{part}²' for part in _short(parts))})"
         largest = max(node.inputs, key=lambda value: self.constants[value])
         ratio = _ratio(constant, self.constants[largest])
         method = "triangle inequality" if isinstance(node.operation, Sum) else "root of the sum of squares"
         self._row(node.label, name, note, ratio, constant, method=method)
         self.constants[node.name], self._before[node.name] = constant, (largest, [(len(self.rows) - 1, ratio)])
-
-    def _together(self, constants: list[float]) -> float:
-        """√ΣL²."""
-        if len(constants) == 1:
-            return constants[0]
-        total = 0.0
-        for constant in constants:
-            total = up(total + up(constant * constant)) if constant else total
-        return root_up(total) if math.isfinite(total) else math.inf
 
     def _path(self, name: str) -> list[tuple[int, float]]:
         """The rows of the path that dominates a value, and their factors."""
@@ -314,16 +342,6 @@ class Follower:
         cached: bool = False,
     ) -> None:
         self.rows.append(Row(name, kind, geometry, lower, upper, constant, None, seconds, method, tuple(notes), cached))
-
-
-def _sum_up(parts: list[float]) -> float:
-    """Upper bound of a sum, exact where it is not rounded."""
-    total = 0.0
-    for part in parts:
-        new = total + part
-        # These differences are the two parts exactly if and only if the sum was not rounded.
-        total = new if new - total == part and new - part == total else up(new)
-    return total
 
 
 def _ratio(constant: float, largest: float) -> float:

@@ -6,13 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.auditing import activations
-from gramcert.auditing.activations import Slopes
-from gramcert.auditing.graph import Builder, Joint, Nonlinear, Variable
-from gramcert.auditing.linear import AxisMatrix, Convolve, Move, Scale, Shape
-from gramcert.auditing.program import BadModel
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode, pad
+from gramcert.operators import elementwise
+from gramcert.operators.graph import BadModel, Builder, Joint, Nonlinear, Variable
+from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, Shape
 from gramcert.rounding import absolute_sums, gamma, root_up, up
 
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -255,22 +253,20 @@ def _root(value: int) -> float:
 # Functions of each entry
 
 
-def activation(b: Builder, x: Variable, name: str, slopes: Slopes | str | None = None) -> Variable:
-    """An elementwise function by its name, or by its slopes; a text is the reason why it has none."""
-    slopes = activations.PLAIN.get(name) if slopes is None else slopes
-    if slopes is None or isinstance(slopes, str):
-        reason = slopes or activations.WITHOUT.get(name, "its slopes are not known")
-        return b.unbounded((x,), x.shape, f"{name}: {reason}")
-    if not all(map(math.isfinite, slopes)):
-        raise Unknown(f"{name} with slopes that are not finite")
-    constant = max(abs(slopes[0]), abs(slopes[1]))
-    return b.nonlinear(x, Nonlinear(constant, name, slopes, f"slopes in [{slopes[0]:.6g}, {slopes[1]:.6g}]"))
+def activation(b: Builder, x: Variable, name: str, **parameters: elementwise.Number) -> Variable:
+    """A function of each entry, by its name in the table."""
+    function = elementwise.TABLE[name]
+    slopes = function.slopes_for(parameters)
+    if isinstance(slopes, str):
+        return b.unbounded((x,), x.shape, f"{name}: {slopes}", name)
+    is_plain = all(function.parameters[parameter] == value for parameter, value in parameters.items())
+    why = f"slopes in [{slopes[0]:.6g}, {slopes[1]:.6g}]"
+    return b.nonlinear(x, Nonlinear(max(abs(slopes[0]), abs(slopes[1])), name, slopes, why, is_plain))
 
 
 def prelu(b: Builder, x: Variable, weight: Tensor) -> Variable:
     """One slope for all channels or one for each."""
-    slopes = exact(weight)
-    return activation(b, x, "prelu", (min(1.0, float(slopes.min())), max(1.0, float(slopes.max()))))
+    return activation(b, x, "prelu", weight=exact(weight))
 
 
 def softmax(b: Builder, x: Variable, axis: int, *, log: bool = False) -> Variable:

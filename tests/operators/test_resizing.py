@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import gramcert
 from auditing_networks import Function
-from gramcert.auditing.resizing import agreed_size
-from gramcert.auditing.rules import Unknown
+from gramcert.operators.resizing import agreed_size
+from gramcert.operators.rules import Unknown
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch.export
 

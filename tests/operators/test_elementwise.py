@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gramcert.auditing import activations
+from gramcert.operators import elementwise
 
 flint = pytest.importorskip("flint")
 
@@ -64,7 +64,7 @@ def series(slope, ball):
 @pytest.mark.parametrize("name", CASES)
 def test_slopes_stay_between_their_extrema_and_reach_them(name):
     slope, highest, lowest = CASES[name]
-    least, largest = getattr(activations, name)
+    least, largest = getattr(elementwise, name)
     for place, bound, sign in ((highest, largest, 1), (lowest, least, -1)):
         value, derivative, _ = series(slope, flint.arb(place))
         assert sign * value <= sign * bound <= float(sign * value.mid()) + 8 * 2.0**-52
@@ -88,6 +88,6 @@ def test_slopes_stay_between_their_extrema_and_reach_them(name):
 
 def test_hardswish_and_hardsigmoid_take_a_sixth_as_torch_does():
     sixth = float(torch.tensor(1 / 6, dtype=torch.float32))
-    assert sixth == activations.SIXTH
-    assert (-3 * sixth, 9 * sixth) == activations.HARDSWISH
-    assert activations.ERF[1] >= math.nextafter(2 / math.sqrt(math.pi), 2)
+    assert sixth == elementwise.SIXTH
+    assert (-3 * sixth, 9 * sixth) == elementwise.HARDSWISH
+    assert elementwise.ERF[1] >= math.nextafter(2 / math.sqrt(math.pi), 2)

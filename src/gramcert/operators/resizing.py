@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import torch
 
-from gramcert.auditing.rules import Unknown
+from gramcert.operators.rules import Unknown
 
 FLOATS = (torch.float32, torch.float64)
 

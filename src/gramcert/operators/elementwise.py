@@ -1,0 +1,205 @@
+r"""Functions of each entry alone: between which numbers their slopes lie, on all reals, or why there is no bound.
+
+A new one is one entry of :data:`TABLE`. Readers of files and of modules find it there by its name, which is that of
+torch's operator, and hand over the parameters that it has.
+
+Slopes of x·g(x) with g a sigmoid, erf or the like do not depend on the scale k in x·g(kx): with t = kx the slope is
+g(t) + t·g'(t). The numbers are the extrema of these, rounded outward; ``tests/operators/test_elementwise.py`` computes
+them again with ball arithmetic.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gramcert.exact import exact
+from gramcert.rounding import up
+
+Slopes = tuple[float, float]
+Number = float | Tensor  # a tensor where there is one for each channel
+
+SILU: Slopes = (-0.09983932012886695, 1.0998393201288673)
+GELU: Slopes = (-0.12890414518515484, 1.1289041451851552)  # exact at t = ±1: (1 + erf 1)/2 + 1/(e·√π)
+GELU_TANH: Slopes = (-0.12899306865877183, 1.1289930686587722)
+MISH: Slopes = (-0.1125261223894626, 1.0884981612517283)
+ERF: Slopes = (0.0, 1.128379167095513)  # 2/√π
+# Torch takes 1/6 rounded to float32, which is above it, whatever the type of the input.
+SIXTH = 0.1666666716337204
+HARDSWISH: Slopes = (-3 * SIXTH, 9 * SIXTH)  # x·(x + 3)/6 at -3 and 3; both products are exact
+# Torch's numbers for SELU.
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+_UNIT: Slopes = (0.0, 1.0)
+_SIGNED: Slopes = (-1.0, 1.0)
+
+_SOFTPLUS = (
+    "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold, at least 20, changes "
+    "values by less than 5e-9 and counts as rounding"
+)
+
+
+@dataclass(frozen=True)
+class Function:
+    """What is known of a function of each entry.
+
+    Attributes:
+        slopes: between which its slopes lie, or why there is no bound; where it has parameters, a function of them.
+        module: torch's layer.
+        parameters: names, which are those of torch's layer and operator, and defaults.
+        assumed: what its slopes rest on.
+    """
+
+    slopes: Slopes | str | Callable[..., Slopes | str]
+    module: type[nn.Module] | None = None
+    parameters: Mapping[str, Number] = field(default_factory=dict)
+    assumed: str = ""
+
+    def slopes_for(self, parameters: Mapping[str, Number]) -> Slopes | str:
+        """The slopes for parameters, or for their defaults."""
+        if not callable(self.slopes):
+            return self.slopes
+        given = {**self.parameters, **parameters}
+        if not all(map(_is_finite, given.values())):  # which min and max would not show
+            return "a parameter that is not finite"
+        return self.slopes(**given)
+
+
+def leaky(negative_slope: float) -> Slopes:
+    """max(x, 0) + slope·min(x, 0); the slope may be rounded to float32 where the input is."""
+    both = (negative_slope, _float32(negative_slope))
+    return min(1.0, *both), max(1.0, *both)
+
+
+def random_leaky(lower: float, upper: float) -> Slopes:
+    """In evaluation mode, the mean of both."""
+    return leaky((lower + upper) / 2)
+
+
+def prelu(weight: Number) -> Slopes:
+    """One slope for all channels or one for each, of the type that the model runs in."""
+    weight = torch.as_tensor(weight, dtype=torch.float64)
+    return min(1.0, float(weight.min())), max(1.0, float(weight.max()))
+
+
+def elu(alpha: float, scale: float, input_scale: float) -> Slopes | str:
+    """scale·x above 0, scale·α(e^(βx) - 1) below: slopes scale, and between 0 and scale·α·β."""
+    if input_scale < 0:
+        return "its slope grows"
+    below = _product(_product(alpha, scale), input_scale)
+    return min(0.0, scale, _float32(scale), below), max(0.0, scale, _float32(scale), below)
+
+
+def celu(alpha: float) -> Slopes | str:
+    """Slope e^(x/α) below 0."""
+    return _UNIT if alpha > 0 else "its alpha is not positive"
+
+
+def softplus(beta: float, threshold: float) -> Slopes | str:
+    """log(1 + e^(βx))/β; torch takes x itself where βx is above the threshold: a jump by log(1 + e^-threshold)/β."""
+    if beta <= 0:
+        return "its beta is not positive"
+    if threshold < 20 or beta < 0.5:  # from there on it is below 5e-9, and counts as rounding
+        return f"it jumps at its threshold {threshold:g} with beta {beta:g}"
+    return _UNIT
+
+
+def threshold(threshold: float, value: float) -> Slopes | str:
+    """X above the threshold, a number elsewhere."""
+    return _UNIT if threshold == value else "it jumps"
+
+
+def hard_sigmoid(alpha: float) -> Slopes:
+    """clamp(αx + β, 0, 1)."""
+    return min(0.0, alpha), max(0.0, alpha)
+
+
+TABLE: dict[str, Function] = {
+    "identity": Function((1.0, 1.0), nn.Identity),
+    "relu": Function(_UNIT, nn.ReLU),
+    "relu6": Function(_UNIT, nn.ReLU6),
+    "hardtanh": Function(_UNIT, nn.Hardtanh),
+    "clamp": Function(_UNIT),
+    "leaky_relu": Function(leaky, nn.LeakyReLU, {"negative_slope": 0.01}),
+    "rrelu": Function(random_leaky, nn.RReLU, {"lower": 1 / 8, "upper": 1 / 3}),
+    "prelu": Function(prelu, nn.PReLU, {"weight": 0.25}),
+    "threshold": Function(threshold, nn.Threshold, {"threshold": 0.0, "value": 0.0}),
+    "elu": Function(elu, nn.ELU, {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}),
+    "selu": Function(elu, nn.SELU, {"alpha": SELU_ALPHA, "scale": SELU_SCALE, "input_scale": 1.0}),
+    "celu": Function(celu, nn.CELU, {"alpha": 1.0}),
+    "softplus": Function(softplus, nn.Softplus, {"beta": 1.0, "threshold": 20.0}, _SOFTPLUS),
+    "tanh": Function(_UNIT, nn.Tanh),
+    "softsign": Function(_UNIT, nn.Softsign),
+    "log_sigmoid": Function(_UNIT, nn.LogSigmoid),
+    "softshrink": Function(_UNIT, nn.Softshrink),
+    "tanhshrink": Function(_UNIT, nn.Tanhshrink),
+    "sigmoid": Function((0.0, 0.25), nn.Sigmoid),
+    "hardsigmoid": Function(hard_sigmoid, nn.Hardsigmoid, {"alpha": SIXTH}),
+    "hard sigmoid": Function(hard_sigmoid, parameters={"alpha": 0.2}),  # with another β than ½
+    "hardswish": Function(HARDSWISH, nn.Hardswish),
+    "silu": Function(SILU, nn.SiLU),
+    "gelu": Function(GELU, nn.GELU),
+    "gelu_tanh": Function(GELU_TANH),
+    "mish": Function(MISH, nn.Mish, assumed=_SOFTPLUS),
+    "erf": Function(ERF),
+    "abs": Function(_SIGNED),
+    "sin": Function(_SIGNED),
+    "cos": Function(_SIGNED),
+    "atan": Function(_UNIT),
+    "asinh": Function(_UNIT),
+    "exp": Function("its slope e^x is unbounded"),
+    "log": Function("its slope 1/x is unbounded near 0"),
+    "sqrt": Function("its slope is unbounded near 0"),
+    "rsqrt": Function("its slope is unbounded near 0"),
+    "reciprocal": Function("its slope is unbounded near 0"),
+    "square": Function("its slope 2x is unbounded"),
+    "pow": Function("powers have unbounded slopes"),
+    "tan": Function("its slope is unbounded"),
+    "sign": Function("it jumps"),
+    "floor": Function("it jumps"),
+    "ceil": Function("it jumps"),
+    "round": Function("it jumps"),
+    "hardshrink": Function("it jumps", nn.Hardshrink),
+}
+
+_MODULES = {function.module: name for name, function in TABLE.items() if function.module is not None}
+
+
+def of_module(module: nn.Module) -> Slopes | str | None:
+    """Slopes of a layer of torch, or why it has none; ``None`` for any other class, subclasses of these included."""
+    kind, options = type(module), vars(module)
+    if kind not in _MODULES:
+        return None
+    if kind is nn.RReLU and module.training:
+        return "in training mode its slope is random"
+    name = "gelu_tanh" if options.get("approximate") == "tanh" else _MODULES[kind]
+    numbers = [value for value in options.values() if isinstance(value, (float, np.floating, torch.Tensor))]
+    if not all(math.isfinite(number) for number in numbers):
+        return "a parameter that is not finite"
+    function = TABLE[name]
+    given = {parameter: getattr(module, parameter, None) for parameter in function.parameters}
+    return function.slopes_for({name: _number(name, value) for name, value in given.items() if value is not None})
+
+
+def _number(name: str, value: Any) -> Number:
+    """A parameter of a module, of any numeric type."""
+    return value.detach().double() if isinstance(value, Tensor) and value.dim() else float(exact(name, value))
+
+
+def _is_finite(value: Number) -> bool:
+    return bool(torch.isfinite(torch.as_tensor(value)).all())
+
+
+def _product(first: float, second: float) -> float:
+    """Away from zero, and as large as that of the factors rounded to float32."""
+    largest = max(abs(first), abs(_float32(first))) * max(abs(second), abs(_float32(second)))
+    exactly = first in (1.0, 0.0) and second in (1.0, 0.0)
+    return largest if exactly else math.copysign(up(largest), first * second)
+
+
+def _float32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))
