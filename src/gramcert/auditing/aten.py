@@ -1,5 +1,6 @@
 """From the operators of torch.export to the graph, one small rule for each."""
 
+import dataclasses
 import math
 import operator
 from collections.abc import Callable
@@ -108,7 +109,7 @@ class Translator(Context):
         for name, shape in shapes.items():
             self._values[name] = self.b.input(name, shape)
             self.types[self._values[name].name] = self.program.types.get(name, torch.float32)
-        for call in self.program.calls:
+        for call in map(_without_tape, self.program.calls):
             values = {name: self._resolve(value) for name, value in call.arguments.items()}
             result = self._result(call, Arguments(call, values))
             for x in variables_in(result):
@@ -198,6 +199,9 @@ class Translator(Context):
         allowed = arguments.op in CONSTANT | VIEWS | COPIES | SPLITS and not arguments.in_place
         if not allowed or not arguments.target.startswith("aten."):
             return Opaque(f"{arguments.op}: computed from constants by an operator that is not known")
+        for value in arguments.values.values():
+            if isinstance(value, Opaque):
+                return value
         try:
             return run(arguments.target, arguments.values)
         except Exception as error:  # arguments of a hostile file can make an operator raise anything
@@ -287,6 +291,11 @@ class Translator(Context):
                 self._values[member] = Opaque(f"{call.target}: what is written is not followed")
         else:
             self._values[name] = self._values[call.outputs[0]]
+
+
+def _without_tape(call: Call) -> Call:
+    """``detach_``, which every constant made in the model gets, writes nothing into memory: it is a view."""
+    return dataclasses.replace(call, target="aten.detach.default") if call.target == "aten.detach_.default" else call
 
 
 def _references(value: Any) -> list[str]:

@@ -53,8 +53,11 @@ def _prelu(t: Context, a: Arguments) -> Variable:
 def _clamp(t: Context, a: Arguments) -> Variable:
     if any(isinstance(value, Variable) for name, value in a.values.items() if name != "self"):
         raise Unknown("bounds that depend on the input")
-    bounds = [known(value) for name, value in a.values.items() if name != "self"]
-    return rules.activation(t.b, spread(t, a.x(), *bounds), "clamp")
+    defaults = {"hardtanh": {"min": -1.0, "max": 1.0}, "relu6": {"min": 0.0, "max": 6.0}}.get(a.op, {})
+    given = {name.removesuffix("_val"): known(value) for name, value in a.values.items() if name != "self"}
+    limits = {name: number_of(value) for name, value in (defaults | given).items()}
+    numbers = {name: rules.typed(limit, t.like(a.x())) for name, limit in limits.items() if limit is not None}
+    return rules.activation(t.b, spread(t, a.x(), *given.values()), "clamp", **numbers)
 
 
 @rule("pow", "square")

@@ -264,28 +264,29 @@ def _neg(t: Context, c: Call) -> Variable:
 @rule("Max", "Min")
 def _extremum(t: Context, c: Call) -> Variable:
     """With a constant it is a clamp."""
-    name = "maximum" if c.op == "Max" else "minimum"
+    name, limit = ("maximum", "min") if c.op == "Max" else ("minimum", "max")
     y, *others = sorted(c.all(), key=lambda value: isinstance(value, Tensor))
     assert isinstance(y, Variable)
     y = y if others else t.b.same(y)
     for other in others:
-        y = rules.extremum(t.b, y, other, name) if isinstance(other, Variable) else _clamped(t, y, other)
+        y = rules.extremum(t.b, y, other, name) if isinstance(other, Variable) else _clamped(t, y, **{limit: other})
     return y
 
 
-def _clamped(t: Context, x: Variable, *limits: Tensor | None) -> Variable:
-    known = [limit for limit in limits if limit is not None]
-    if any(bool(limit.isnan().any()) for limit in known):
+def _clamped(t: Context, x: Variable, **limits: Tensor | None) -> Variable:
+    known = {name: limit for name, limit in limits.items() if limit is not None}
+    if any(bool(limit.isnan().any()) for limit in known.values()):
         raise Unknown("a limit that is not a number")
-    return rules.activation(t.b, t.spread(x, *(tuple(limit.shape) for limit in known)), "clamp")
+    numbers = {name: float(limit) for name, limit in known.items() if limit.numel() == 1}
+    return rules.activation(t.b, t.spread(x, *(tuple(limit.shape) for limit in known.values())), "clamp", **numbers)
 
 
 @rule("Clip")
 def _clip(t: Context, c: Call) -> Variable:
-    limits = [c.optional(1, "minimum"), c.optional(2, "maximum")]
+    limits = {"min": c.optional(1, "minimum"), "max": c.optional(2, "maximum")}
     if c.opset < 11:
-        limits = [torch.tensor(float(c.node.attributes.get(name, 0.0))) for name in ("min", "max")]
-    return _clamped(t, c.x(), *limits)
+        limits = {name: torch.tensor(float(c.node.attributes.get(name, 0.0))) for name in limits}
+    return _clamped(t, c.x(), **limits)
 
 
 @rule("Pow")

@@ -8,6 +8,7 @@ g(t) + t·g'(t). The numbers are the extrema of these, rounded outward; ``tests/
 them again with ball arithmetic.
 """
 
+import builtins
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -118,12 +119,25 @@ def hard_sigmoid(alpha: float) -> Slopes:
     return min(0.0, alpha), max(0.0, alpha)
 
 
+def gated_clamp(shift: float, min: float, max: float) -> Slopes | str:
+    r"""x·clamp(kx + s, a, b), which is 6·hardswish for s = 3, a = 0, b = 6.
+
+    With t = kx the slope is a, b, or 2t + s between t = a - s and b - s. The shift may be off by a few roundings.
+    """
+    if min > max:
+        return "limits in the wrong order"
+    slopes = (min, max, 2 * min - shift, 2 * max - shift)
+    off = 2.0**-48 * sum(map(abs, (shift, min, max)))
+    return builtins.min(slopes) - off, builtins.max(slopes) + off
+
+
 TABLE: dict[str, Function] = {
     "identity": Function((1.0, 1.0), nn.Identity),
     "relu": Function(_UNIT, nn.ReLU),
     "relu6": Function(_UNIT, nn.ReLU6),
     "hardtanh": Function(_UNIT, nn.Hardtanh),
-    "clamp": Function(_UNIT),
+    "clamp": Function(_UNIT, parameters={"min": -math.inf, "max": math.inf}),
+    "gated clamp": Function(gated_clamp, parameters={"shift": 3.0, "min": 0.0, "max": 6.0}),
     "leaky_relu": Function(leaky, nn.LeakyReLU, {"negative_slope": 0.01}),
     "rrelu": Function(random_leaky, nn.RReLU, {"lower": 1 / 8, "upper": 1 / 3}),
     "prelu": Function(prelu, nn.PReLU, {"weight": 0.25}),

@@ -35,14 +35,14 @@ class Nonlinear:
         name: such as ``relu``.
         slopes: between which its slopes lie, if it acts on each entry alone.
         why: how the constant is known.
-        is_plain: whether its parameters, if it has some, are torch's defaults.
+        parameters: numbers that it was made with, by their names in the table of elementwise functions.
     """
 
     constant: float
     name: str
     slopes: tuple[float, float] | None = None
     why: str = "closed form"
-    is_plain: bool = True
+    parameters: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ recognised by the nodes it is made of.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from gramcert.operators import elementwise
 from gramcert.operators.graph import Builder, Node, Nonlinear, Unbounded, Variable
 from gramcert.operators.linear import AxisMatrix, LinearMap, Move, Scale, Shape
 from gramcert.operators.rules import activation, exact, normalised, times, typed
@@ -95,28 +97,40 @@ class Patterns:
         return self.b.unbounded((first, second), shape, "a product of two values that both depend on the input")
 
     def _gated(self, x: Variable, gate: Variable) -> Variable | None:
-        """c·x·(a + b·g(kx)), k > 0."""
-        origin, factor, shift = self._affine(x)
+        """c·x·(a + b·g(kx + s)), k > 0."""
         node, scale, offset = self._affine(gate)
-        if shift != 0 or not isinstance(node.operation, Nonlinear):
+        if not isinstance(node.operation, Nonlinear):
             return None
-        name = node.operation.name
+        name, numbers = node.operation.name, node.operation.parameters
         below = self._node(node.inputs[0])
         if name == "tanh" and offset == 0 and isinstance(below.operation, Nonlinear):
-            is_softplus = below.operation.name == "softplus" and below.operation.is_plain
-            if is_softplus and below.inputs == (origin.name,) == (x.name,):
-                return self._times(self._known(origin, "mish"), scale)
+            is_softplus = below.operation.name == "softplus"
+            is_plain = below.operation.parameters == elementwise.TABLE["softplus"].parameters
+            if is_softplus and is_plain and below.inputs == (x.name,):
+                return self._times(self._known(self.b.node(x), "mish"), scale)
             return None
-        inner, stretch, moved = self._affine(self._variable(node.inputs[0]))
-        if inner.name != origin.name or stretch <= 0 or moved != 0:
-            return None
-        if name == "sigmoid" and offset == 0:
-            return self._times(self._known(origin, "silu"), factor * scale)
-        if name == "hardsigmoid" and offset == 0 and stretch == 1:
-            return self._times(self._known(origin, "hardswish"), factor * scale)
-        if name == "erf" and offset == scale:
-            return self._times(self._known(origin, "gelu"), 2 * factor * scale)
+        for origin, factor, stretch, moved in self._common(x, self._variable(below.name)):
+            if stretch <= 0:
+                continue
+            if name == "clamp" and offset == 0 and all(map(math.isfinite, (moved, *numbers.values()))):
+                product = activation(self.b, self._variable(origin.name), "gated clamp", shift=moved, **numbers)
+                return self._times(product, factor * scale)
+            if moved != 0:
+                continue
+            if name == "sigmoid" and offset == 0:
+                return self._times(self._known(origin, "silu"), factor * scale)
+            if name == "hardsigmoid" and offset == 0 and stretch == 1:
+                return self._times(self._known(origin, "hardswish"), factor * scale)
+            if name == "erf" and offset == scale:
+                return self._times(self._known(origin, "gelu"), 2 * factor * scale)
         return None
+
+    def _common(self, x: Variable, y: Variable) -> Iterator[tuple[Node, float, float, float]]:
+        """Values u with x = c·u and y = k·u + s: u, c, k, s; the nearest to x first, which may be x itself."""
+        below = {node.name: (scale, shift) for node, scale, shift in self._multiples(y)}
+        for node, factor, shift in self._multiples(x):
+            if node.name in below and shift == 0:
+                yield node, factor, *below[node.name]
 
     def _signed(self, x: Variable, sign: Variable) -> Variable | None:
         """sign(u)·|u| = u, also with a ReLU around |u|."""
@@ -216,14 +230,20 @@ class Patterns:
         return result
 
     def _affine(self, x: Variable) -> tuple[Node, float, float]:
-        """The value of which x is a multiple plus a number."""
+        """The last value of which x is a multiple plus a number, with both."""
+        *_, last = self._multiples(x)
+        return last
+
+    def _multiples(self, x: Variable) -> Iterator[tuple[Node, float, float]]:
+        """The values of which x is a multiple plus a number, with both; x itself first."""
         node, scale, shift, shifts = self.b.node(x), 1.0, 0.0, 0
+        yield node, scale, shift
         while isinstance(node.operation, Scale) and node.operation.factors.numel() == 1:
             added = self._shifts.get(node.name, 0.0)
             shift, shifts = shift + scale * added, shifts + (added != 0)
             scale *= float(node.operation.factors)
             node = self._node(node.inputs[0])
-        return node, scale, shift if shifts <= 1 else math.nan  # sums of several might cancel by rounding
+            yield node, scale, shift if shifts <= 1 else math.nan  # sums of several might cancel by rounding
 
     def _is_shift(self, node: Node) -> bool:
         return isinstance(node.operation, Scale) and node.operation.factors.numel() == 1 and node.operation.size == 1

@@ -259,9 +259,10 @@ def activation(b: Builder, x: Variable, name: str, **parameters: elementwise.Num
     slopes = function.slopes_for(parameters)
     if isinstance(slopes, str):
         return b.unbounded((x,), x.shape, f"{name}: {slopes}", name)
-    is_plain = all(function.parameters[parameter] == value for parameter, value in parameters.items())
+    given = {**function.parameters, **parameters}
+    numbers = {parameter: number for parameter, number in given.items() if isinstance(number, float)}
     why = f"slopes in [{slopes[0]:.6g}, {slopes[1]:.6g}]"
-    return b.nonlinear(x, Nonlinear(max(abs(slopes[0]), abs(slopes[1])), name, slopes, why, is_plain))
+    return b.nonlinear(x, Nonlinear(max(abs(slopes[0]), abs(slopes[1])), name, slopes, why, numbers))
 
 
 def prelu(b: Builder, x: Variable, weight: Tensor) -> Variable:

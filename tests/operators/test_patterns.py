@@ -1,0 +1,88 @@
+"""Functions that are written out of others: found wherever they stand, and only where they are what they look like."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gramcert
+from auditing_networks import Function
+from reference import jacobian_norm
+
+# Written out, and torch's own layer.
+WRITTEN = {
+    "silu": (lambda x: x * torch.sigmoid(x), nn.SiLU()),
+    "scaled silu": (lambda x: torch.sigmoid(1.702 * x) * x, nn.SiLU()),
+    "gelu": (lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))), nn.GELU()),
+    "gelu, half last": (lambda x: x * (torch.erf(x * 0.7071067811865476) + 1) * 0.5, nn.GELU()),
+    "mish": (lambda x: x * torch.tanh(F.softplus(x)), nn.Mish()),
+    "hardswish": (lambda x: x * F.hardsigmoid(x), nn.Hardswish()),
+    "hardswish of clamp": (lambda x: x * (x + 3).clamp(0, 6) / 6, nn.Hardswish()),
+    "hardswish of relu6": (lambda x: x * (F.relu6(x + 3) / 6), nn.Hardswish()),
+    "hardswish of hardtanh": (lambda x: F.hardtanh(x + 3, 0.0, 6.0) * x * (1 / 6), nn.Hardswish()),
+}
+
+
+def affine():
+    layer = nn.BatchNorm2d(2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([0.3, -0.9]))
+        layer.bias.copy_(torch.tensor([1.0, -2.0]))
+    return layer
+
+
+# What may stand before it, where the function is no longer one of the input alone.
+BEFORE = {
+    "nothing": lambda: nn.Identity(),
+    "a number": lambda: Function(lambda x: x + 0.75),
+    "a bias": lambda: Function(lambda x: x + torch.tensor([0.5, -1.0], dtype=x.dtype)[:, None, None]),
+    "a multiple": lambda: Function(lambda x: -2 * x + 1),
+    "batch normalisation": affine,
+    "a convolution": lambda: nn.Conv2d(2, 2, 1),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written_out_functions_have_the_constant_of_the_layer(name, before):
+    torch.manual_seed(0)
+    written, layer = WRITTEN[name]
+    first = BEFORE[before]()
+    model = nn.Sequential(first, Function(written)).double().eval()
+    known = gramcert.audit(nn.Sequential(first, layer).double().eval(), (2, 3, 3)).upper
+    found = gramcert.audit(model, (2, 3, 3)).upper
+    assert math.isfinite(found)
+    assert found == pytest.approx(known, rel=1e-6)  # torch's own 1/6 is that of float32
+    points = [4 * torch.randn(1, 2, 3, 3, dtype=torch.float64) for _ in range(20)]
+    assert max(float(jacobian_norm(model, x)) for x in points) <= found
+
+
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 2.5])
+@pytest.mark.parametrize("limits", [(0.0, 6.0), (-2.0, 1.0), (1.0, 1.5)])
+def test_a_value_times_any_clamp_of_it(shift, limits):
+    """Slopes at a dense set of points reach the constant, and none is above."""
+    model = Function(lambda x: x * (0.5 * x + shift).clamp(*limits))
+    found = gramcert.audit(model, (1,)).upper
+    x = torch.linspace(-20, 20, 40001, dtype=torch.float64, requires_grad=True)
+    (slopes,) = torch.autograd.grad(model(x).sum(), x)
+    largest = float(slopes.abs().max())
+    assert largest <= found <= largest + 5e-3
+
+
+NOT_THESE = {
+    "another argument": lambda x: x * torch.sigmoid(x.flip(1)),
+    "another number": lambda x: x * torch.sigmoid(x + 1),
+    "the other sign": lambda x: x * torch.sigmoid(-x),
+    "a number on one side": lambda x: (x + 1) * torch.sigmoid(x),
+    "erf without its 1": lambda x: x * (2 + torch.erf(x)),
+    "softplus with beta": lambda x: x * torch.tanh(F.softplus(x, beta=2.0)),
+    "clamp below alone": lambda x: x * (x + 3).clamp(min=0),
+    "clamp of a multiple with the other sign": lambda x: x * (3 - x).clamp(0, 6),
+}
+
+
+@pytest.mark.parametrize("name", NOT_THESE)
+def test_what_only_looks_like_them_has_no_constant(name):
+    assert gramcert.audit(Function(NOT_THESE[name]), (2, 3, 3)).upper == math.inf
