@@ -209,7 +209,20 @@ def _program(archive: _Archive) -> Program:
     known = inputs.keys() | tensors.keys()
     calls = [_call(node, known) for node in _field(graph, "nodes", list)]
     outputs, changed = _outputs(graph, signature, known)
-    return Program(inputs, tensors, calls, outputs, changed, types)
+    results = [name for call in calls for name in call.outputs]
+    shapes = {name: shape for name in results if (shape := _shape_of(graph, name)) is not None}
+    return Program(inputs, tensors, calls, outputs, changed, types, shapes)
+
+
+def _shape_of(graph: dict[str, Any], name: str) -> tuple[int, ...] | None:
+    """That of a result, if the file says it and leaves nothing open."""
+    values = _field(graph, "tensor_values", dict)
+    if name not in values:
+        return None
+    sizes = _field(_field(values, name, dict), "sizes", list)[: MOST_DIMENSIONS + 1]
+    if len(sizes) > MOST_DIMENSIONS or any(_union(size)[0] != "as_int" for size in sizes):
+        return None
+    return tuple(map(_length, sizes))
 
 
 def _require_harmless(content: bytes) -> None:

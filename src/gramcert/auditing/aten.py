@@ -24,9 +24,9 @@ from gramcert.auditing.aten_arguments import (
 from gramcert.auditing.memory import Memory, argument_names, may_share, written_arguments
 from gramcert.auditing.program import Call, Program, Ref
 from gramcert.operators import elementwise, rules
-from gramcert.operators.graph import MOST_ENTRIES, BadModel, Graph, Unbounded, Variable
+from gramcert.operators.graph import CONSEQUENCE, MOST_ENTRIES, BadModel, Graph, Unbounded, Variable
 from gramcert.operators.linear import Shape
-from gramcert.operators.rules import Unknown
+from gramcert.operators.rules import Consequence, Unknown, reason_of
 
 
 def _words(text: str) -> set[str]:
@@ -103,6 +103,7 @@ class Translator(Context):
         self._values: dict[str, Any] = dict(program.tensors)
         self._memory = Memory()
         self.changes: list[str] = []  # calls that overwrite parameters or buffers
+        self._shapeless: set[str] = set()  # names of nodes whose shape is not known
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""
@@ -147,21 +148,35 @@ class Translator(Context):
 
     def _result(self, call: Call, arguments: Arguments) -> Any:
         inputs = tuple(variables_in(arguments.values))
-        if any(isinstance(value, str) and value.startswith("<") for value in arguments.values.values()):
-            return self.b.unbounded(inputs, (), f"{arguments.op}: an argument of a kind that is not known")
         self.b.at(call.label, call.target, constants_in(arguments.values))
-        names = argument_names(call.target)
-        if call.target.startswith("aten.") and (names is None or arguments.values.keys() - set(names)):
-            return self.b.unbounded(inputs, (), f"{arguments.op}: arguments that torch's operator does not have")
         try:
+            if any(isinstance(value, str) and value.startswith("<") for value in arguments.values.values()):
+                raise Unknown("an argument of a kind that is not known")
+            names = argument_names(call.target)
+            if call.target.startswith("aten.") and (names is None or arguments.values.keys() - set(names)):
+                raise Unknown("arguments that torch's operator does not have")
             if not inputs:
                 return self._constant(arguments)
+            if any(x.name in self._shapeless for x in inputs):
+                raise Consequence
             if call.target == "getitem":
+                if isinstance(arguments.values["a"], Variable):  # of which there would be a list
+                    raise Consequence
                 return arguments.values["a"][arguments.values["b"]]
             return self._translated(arguments)
         except Exception as error:  # whatever a rule stumbles over, the value has no constant
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            return self.b.unbounded(inputs, (), f"{arguments.op}: {reason}")
+            return self._lost(call, inputs, f"{arguments.op}: {reason_of(error)}", isinstance(error, Consequence))
+
+    def _lost(self, call: Call, inputs: tuple[Variable, ...], reason: str, is_consequence: bool) -> Any:
+        """Values of which nothing is known but, where the program says it, their shapes."""
+        results = []
+        for name in call.outputs:
+            shape = self.program.shapes.get(name)
+            shape = shape if shape is not None and math.prod(shape) <= MOST_ENTRIES else None
+            result = self.b.unbounded(inputs, shape or (), reason, CONSEQUENCE if is_consequence else "")
+            self._shapeless |= {result.name} if shape is None else set()
+            results.append(result)
+        return results if len(results) != 1 else results[0]
 
     def _translated(self, arguments: Arguments) -> Any:
         op = arguments.op
@@ -176,7 +191,7 @@ class Translator(Context):
                 )
             other = arguments.get("other")
             if isinstance(other, Variable) and other.name not in self.types:
-                raise Unknown("the type of a value of which nothing is known")
+                raise Consequence
             for dtype in (arguments.get("dtype"), other.dtype if isinstance(other, Tensor) else None):
                 require_real(dtype)
             return self.b.same(arguments.x())

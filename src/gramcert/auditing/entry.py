@@ -30,6 +30,7 @@ def audit(
     jobs: int = 1,
     cache: str | Path | None = None,
     max_seconds: float | None = None,
+    measure: bool = False,
     report: Report | None = None,
 ) -> Audit:
     """Certified l2 Lipschitz constant of a whole model, and where it comes from.
@@ -48,6 +49,7 @@ def audit(
         jobs: processes to measure in; a script that asks for several needs ``if __name__ == "__main__":``, as always.
         cache: folder of measurements, which makes the next audit of the same weights instant; ``None`` keeps nothing.
         max_seconds: per measurement; what was proved until then holds.
+        measure: also where the constant is known to be unbounded, which is said at once otherwise.
         report: told how many measurements are made, of how many, and what is measured now.
 
     Example:
@@ -79,13 +81,14 @@ def audit(
     key = (
         None
         if source.weights is None
-        else hashlib.sha256(repr((FORMAT, versions(), source.weights, shape, tol)).encode())
+        else hashlib.sha256(repr((FORMAT, versions(), source.weights, shape, tol, measure)).encode())
     )
     if key is not None and max_seconds is None:
         known = _kept(kept, key.hexdigest(), start)
         if known is not None:
             return known
     plan = Plan.of(source.graph(call, shape).needed())
+    plan.is_measured = measure or not plan.is_unbounded
     measurements = [step.measurement for step in plan.steps]
     measured = measure_all(measurements, tol, kept, jobs=jobs, max_seconds=max_seconds, report=report)
 

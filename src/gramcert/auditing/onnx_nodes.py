@@ -13,9 +13,9 @@ from gramcert.auditing.onnx_file import OnnxModel, OnnxNode
 from gramcert.auditing.onnx_folding import folded
 from gramcert.auditing.onnx_moves import MOVES
 from gramcert.operators import rules
-from gramcert.operators.graph import BadModel, Graph, Variable
+from gramcert.operators.graph import CONSEQUENCE, BadModel, Graph, Variable
 from gramcert.operators.linear import Shape
-from gramcert.operators.rules import REAL, Unknown
+from gramcert.operators.rules import REAL, Consequence, Unknown, reason_of
 
 _NAMES = {
     "Relu": "relu",
@@ -108,8 +108,8 @@ class Translator(Context):
         try:
             results = self._results(c, variables)
         except Exception as error:  # a hostile file can make an operator raise anything
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            results = [self._lost(variables, f"{shown_text(node.op_type)}: {shown_text(reason)}")]
+            reason = f"{shown_text(node.op_type)}: {shown_text(reason_of(error))}"
+            results = [self._lost(variables, reason, CONSEQUENCE if isinstance(error, Consequence) else "")]
             results *= len(node.outputs)
         for place, name in enumerate(node.outputs):
             if name and place >= len(results):
@@ -117,9 +117,9 @@ class Translator(Context):
             if name:
                 self._values[name] = results[place]
 
-    def _lost(self, variables: tuple[Variable, ...], reason: str) -> Variable:
+    def _lost(self, variables: tuple[Variable, ...], reason: str, name: str = "") -> Variable:
         """A value of which nothing is known; without inputs it may still be random, or use others in its subgraph."""
-        result = self.b.unbounded(variables or self._inputs, (), reason)
+        result = self.b.unbounded(variables or self._inputs, (), reason, name)
         self.types[result.name] = torch.float32
         self._shapeless.add(result.name)
         return result
@@ -130,7 +130,7 @@ class Translator(Context):
         if c.node.domain:
             raise Unknown(f"an operator of the domain {c.node.domain}, of which nothing is known")
         if any(x.name in self._shapeless for x in variables):
-            raise Unknown("it acts on a value of which nothing is known")
+            raise Consequence
         if any(self.type_of(x) not in (*REAL, torch.bool) for x in variables) and c.op not in _OF_INTEGERS:
             raise Unknown("integers that depend on the input may wrap around")
         result = self._translated(c) if variables else folded(c)

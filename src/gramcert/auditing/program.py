@@ -45,6 +45,7 @@ class Program:
         outputs: names of the results.
         changed: buffers that the program overwrites, as names for people.
         types: of the inputs, float32 where nothing is said.
+        shapes: that the program gives of results; only for people, and to go on behind what is not known.
     """
 
     inputs: dict[str, tuple[int | None, ...]]
@@ -53,6 +54,7 @@ class Program:
     outputs: tuple[str, ...]
     changed: tuple[str, ...] = field(default=())
     types: dict[str, torch.dtype] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def is_same(self, other: "Program") -> bool:
         """Whether the same calls are made with the same numbers."""

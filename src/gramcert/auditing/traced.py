@@ -39,11 +39,13 @@ def of_exported(exported: torch.export.ExportedProgram) -> Program:
                 raise BadModel(f"{spec.target}: expected a tensor, got {type(found).__name__}")
             tensors[spec.arg.name] = found.detach()
     inputs: dict[str, tuple[int | None, ...]] = {}
-    calls, outputs, types = [], (), dict[str, torch.dtype]()
+    calls, outputs, types, shapes = [], (), dict[str, torch.dtype](), dict[str, tuple[int, ...]]()
     for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape):
+            shapes[node.name] = tuple(value.shape)
         if node.op == "placeholder":
             if node.name not in tensors:
-                value = node.meta.get("val")
                 if not isinstance(value, torch.Tensor):
                     raise BadModel(f"{node.name}: expected a tensor as input, got {type(value).__name__}")
                 inputs[node.name] = tuple(n if isinstance(n, int) else None for n in value.shape)
@@ -62,7 +64,7 @@ def of_exported(exported: torch.export.ExportedProgram) -> Program:
         else:
             calls.append(Call(f"{node.op}.{node.target}", {}, (node.name,), node.name))
     changed = tuple(signature.buffers_to_mutate.values())
-    return Program(inputs, tensors, calls, outputs, changed, types)
+    return Program(inputs, tensors, calls, outputs, changed, types, shapes)
 
 
 def _call(node: torch.fx.Node) -> Call:

@@ -143,6 +143,7 @@ def verify(
     except ValueError as error:  # it cannot be read, or takes inputs of another shape
         return _refused(f"model: {error}", written.input_shape, start)
     plan = Plan.of(graph)
+    plan.is_measured = not (plan.is_unbounded and not written.claims)
     steps = claimed_steps(plan)
     labels = [Follower(plan, _nothing).label(step.nodes) for step in steps]
     problems = _graph_problems(content, graph) or _claim_problems(content["claims"], steps, labels)

@@ -57,6 +57,9 @@ def audit(
     html: Annotated[Path | None, typer.Option(help="Write a page for people.", show_default=False)] = None,
     jobs: Annotated[int, typer.Option(help="Processes to measure in.")] = 1,
     max_seconds: Annotated[float | None, typer.Option(help="Per measurement; what was proved then holds.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the layers also where the constant is unbounded.")
+    ] = False,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of measurements.", envvar=VARIABLE, show_default="the user's cache")
     ] = None,
@@ -84,6 +87,7 @@ def audit(
                 jobs=jobs,
                 cache=folder,
                 max_seconds=max_seconds,
+                measure=measure,
                 report=naming(bar),
             )
         if certificate is not None:

@@ -10,6 +10,9 @@ from torch import Tensor
 from gramcert.geometry.padding import PaddingMode, Pairs
 from gramcert.operators.linear import LinearMap, Move, Scale, Shape
 
+# The name of what is unbounded only because of what it acts on.
+CONSEQUENCE = "consequence"
+
 Moving = Callable[[Tensor], Tensor]
 PaddingOf = tuple[PaddingMode, Pairs] | None
 

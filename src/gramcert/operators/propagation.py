@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gramcert.geometry.convolution import Convolution
 from gramcert.operators.composition import Stage, composed
-from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
+from gramcert.operators.graph import CONSEQUENCE, Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
 from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap
 from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
 from gramcert.rounding import length_up, product_up, sum_up, up
@@ -78,12 +78,15 @@ class Plan:
     Attributes:
         chains: for a value, where it comes from and the steps from there.
         residuals: sums that the theorem of the residual layer is about: x, and the step.
+        is_measured: whether anything is to be measured; an unbounded constant can do without.
     """
 
     graph: Graph
     chains: dict[str, tuple[str, list[Step]]] = field(default_factory=dict)
     residuals: dict[str, tuple[str, Step]] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+    is_measured: bool = True
+    _known: dict[tuple[str, ...], Step] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph) -> "Plan":
@@ -100,21 +103,26 @@ class Plan:
 
     @property
     def steps(self) -> list[Step]:
-        """All of them, in the order of the graph."""
-        found = []
-        for name in self.order:
+        """All of them, each once, in the order of the graph."""
+        found: list[Step] = []
+        for name in self.order if self.is_measured else ():
             if name in self.chains:
                 found += self.chains[name][1]
             elif name in self.residuals:
                 found.append(self.residuals[name][1])
-        return found
+        return list(dict.fromkeys(found))
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether the constant is infinite whatever the measurements are."""
+        return any(isinstance(self.graph.nodes[name].operation, Unbounded) for name in self.order)
 
     def _require(self, name: str) -> list[str]:
         """Plan one value, and say which others it needs."""
         node = self.graph.nodes[name]
         if isinstance(node.operation, LinearMap):
             origin, stages = self._chain(node)
-            self.chains[name] = origin.name, [Step(Norm(stage.map), stage.nodes) for stage in composed(stages)]
+            self.chains[name] = origin.name, [self._step(stage) for stage in composed(stages)]
             return [origin.name]
         if isinstance(node.operation, Sum):
             found = self._residual(node)
@@ -122,6 +130,10 @@ class Plan:
                 self.residuals[name] = found
                 return [found[0]]
         return list(node.inputs)
+
+    def _step(self, stage: Stage) -> Step:
+        """One for the same nodes, which several values may come by."""
+        return self._known.setdefault(stage.nodes, Step(Norm(stage.map), stage.nodes))
 
     def _chain(self, node: Node, stop: str | None = None) -> tuple[Node, list[Stage]]:
         """The linear maps that lead to a value, and the value that they start from."""
@@ -208,6 +220,8 @@ class Follower:
 
     def run(self) -> Followed:
         """All values in the order of the graph, then the outputs together."""
+        if not self.plan.is_measured:
+            return self._verdict()
         for name in self.plan.order:
             self._follow(self.graph.nodes[name])
         if not self.graph.outputs:  # nothing depends on the input
@@ -223,6 +237,19 @@ class Follower:
         self._share(factors, upper)
         return Followed(self.constants, self.rows, self.reasons, self.trivial, upper, outputs)
 
+    def _verdict(self) -> Followed:
+        """What is known without measurements: which outputs are unbounded, and why."""
+        lost = set[str]()
+        for name in self.plan.order:
+            node = self.graph.nodes[name]
+            if isinstance(node.operation, Unbounded):
+                self._unbounded(node, node.operation)
+        for node in self.graph.nodes.values():
+            if isinstance(node.operation, Unbounded) or not lost.isdisjoint(node.inputs):
+                lost.add(node.name)
+        outputs = {name: math.inf for name, value in self.graph.outputs.items() if value in lost}
+        return Followed({}, self.rows, self.reasons, {}, math.inf, outputs)
+
     def _follow(self, node: Node) -> None:
         operation, name = node.operation, node.name
         if isinstance(operation, Input):
@@ -235,13 +262,17 @@ class Follower:
         elif isinstance(operation, Nonlinear):
             self._nonlinear(node, operation)
         elif isinstance(operation, Unbounded):
-            if all(math.isfinite(self.constants[value]) for value in node.inputs):
-                repeated = operation.reason.startswith(f"{node.label}:")
-                self.reasons.append(operation.reason if repeated else f"{node.label or name}: {operation.reason}")
-                self._row(node.label, "unbounded", "", math.inf, math.inf, method=operation.reason)
+            self._unbounded(node, operation)
             self.constants[name] = math.inf
         elif isinstance(operation, (Sum, Joint)):
             self._joined(node)
+
+    def _unbounded(self, node: Node, operation: Unbounded) -> None:
+        if operation.name == CONSEQUENCE:
+            return
+        repeated = operation.reason.startswith(f"{node.label}:")
+        self.reasons.append(operation.reason if repeated else f"{node.label or node.name}: {operation.reason}")
+        self._row(node.label, "unbounded", "", math.inf, math.inf, method=operation.reason)
 
     def _measured(self, name: str, origin: str, steps: list[Step]) -> None:
         constant, factors = self.constants[origin], []

@@ -9,7 +9,7 @@ from torch import Tensor
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode, pad
 from gramcert.operators import elementwise
-from gramcert.operators.graph import BadModel, Builder, Joint, Nonlinear, Variable
+from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Joint, Nonlinear, Variable
 from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, Shape
 from gramcert.rounding import absolute_sums, gamma, root_up, up
 
@@ -18,6 +18,18 @@ REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 class Unknown(Exception):  # noqa: N818 - not a failure: the node becomes unbounded
     """Nothing is known of this use of an operator, for the reason in the message."""
+
+
+class Consequence(Unknown):
+    """Nothing is known because nothing is known of a value that it acts on."""
+
+    def __init__(self) -> None:
+        super().__init__("it acts on a value of which nothing is known")
+
+
+def reason_of(error: Exception) -> str:
+    """What a rule stumbled over, in one line."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def exact(tensor: Tensor, what: str = "weight") -> Tensor:
@@ -163,6 +175,7 @@ def windows_of(
     count = (-(-room // stride) if round_up else room // stride) + 1
     if round_up and (count - 1) * stride >= size + before:
         count -= 1
+    _require_room(count * taps)
     places = torch.arange(count)[:, None] * stride - before + dilation * torch.arange(taps)
     return count, places
 
@@ -174,6 +187,7 @@ def average_matrix(
     count, places = windows_of(size, taps, stride, before, after, round_up=round_up)
     inside = (places >= 0) & (places < size)
     counted = (places < size + after) if count_padding else inside
+    _require_room(count * (size + 1))
     matrix = torch.zeros(count, size + 1, dtype=torch.float64)
     matrix.scatter_add_(1, torch.where(inside, places, size), inside.double())
     return matrix[:, :size] / counted.sum(1, keepdim=True).clamp_min(1)
@@ -181,11 +195,17 @@ def average_matrix(
 
 def adaptive_matrix(size: int, outputs: int) -> Tensor:
     """Adaptive average pooling along one axis."""
+    _require_room(outputs * size)
     spans = _adaptive_spans(size, outputs)
     matrix = torch.zeros(outputs, size, dtype=torch.float64)
     for row, (first, last) in enumerate(spans):
         matrix[row, first:last] = 1 / (last - first)
     return matrix
+
+
+def _require_room(entries: int) -> None:
+    if entries > MOST_ENTRIES:
+        raise Unknown(f"too large to be followed: {entries} entries")
 
 
 def _adaptive_spans(size: int, outputs: int) -> list[tuple[int, int]]:

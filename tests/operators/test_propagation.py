@@ -1,0 +1,90 @@
+"""Constants along a graph, and what is said where there is none."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import gramcert
+from auditing_networks import Function
+
+
+def attention(x):
+    return torch.softmax(x @ x.mT, -1) @ x
+
+
+def with_two_reasons():
+    """Layers before, between and after two functions without a constant."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 4), Function(attention), nn.Linear(4, 4), Function(lambda x: x**3), nn.Linear(4, 2)
+    ).eval()
+
+
+@pytest.fixture(params=["module", "pt2"])
+def model(request, tmp_path):
+    found = with_two_reasons()
+    if request.param == "module":
+        return found
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(found, (torch.randn(1, 3, 4),)), path)
+    return path
+
+
+def test_an_unbounded_model_says_every_reason_and_measures_nothing(model):
+    told = []
+    found = gramcert.audit(model, (3, 4), report=lambda *facts: told.append(facts))
+    assert found.upper == math.inf
+    assert [reason.partition(":")[0] for reason in found.reasons] == ["1", "3"]
+    assert "a product of two values" in found.reasons[0]
+    assert "powers have unbounded slopes" in found.reasons[1]
+    assert {row.kind for row in found.rows} == {"unbounded"}
+    assert not [facts for facts in told if facts[1]]
+    assert set(found.outputs.values()) == {math.inf}
+
+
+def test_measuring_an_unbounded_model_is_an_option(model):
+    said, measured = gramcert.audit(model, (3, 4)), gramcert.audit(model, (3, 4), measure=True)
+    assert measured.reasons == said.reasons
+    assert {row.name for row in measured.rows if row.kind == "matrix"} == {"0", "2", "4"}
+
+
+@pytest.mark.parametrize("measure", [False, True])
+def test_certificates_of_unbounded_models_are_verified(model, measure):
+    found = gramcert.audit(model, (3, 4), measure=measure)
+    checked = gramcert.verify(json.loads(json.dumps(found.certificate)), model)
+    assert checked.problems == ()
+    assert checked.reasons == found.reasons
+    assert len(checked.checks) == 3 * measure
+
+
+def test_a_value_that_others_come_by_is_measured_and_claimed_once():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return torch.relu(y) + y.flip(1)
+
+    model = Both().eval()
+    found = gramcert.audit(model, (4,))
+    norm = float(torch.linalg.matrix_norm(model.linear.weight.detach().double(), 2))
+    assert 2 * norm <= found.upper <= 2.003 * norm
+    assert len(found.certificate["claims"]) == 1
+    assert gramcert.verify(json.loads(json.dumps(found.certificate)), model).upper == found.upper
+
+
+def test_a_bounded_model_cannot_leave_out_its_claims():
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    forged = dict(gramcert.audit(model, (4,)).certificate, claims=[])
+    assert gramcert.verify(forged, model).problems
+
+
+def test_outputs_that_are_bounded_are_not_called_unbounded():
+    model = Function(lambda x: (2 * x, x**3)).eval()
+    assert gramcert.audit(model, (4,)).outputs.keys() != gramcert.audit(model, (4,), measure=True).outputs.keys()
+    assert 2.0 in gramcert.audit(model, (4,), measure=True).outputs.values()
