@@ -257,3 +257,34 @@ def _unfolded(model):
             totals = [total * (1 + one * two) for total, one, two in zip(totals, first, second, strict=True)]
     head = float(torch.linalg.matrix_norm(model.linear.weight.detach().double(), 2)) / 8
     return [total * head for total in totals]
+
+
+def test_the_shape_may_be_left_to_the_model_or_come_as_an_example(tmp_path):
+    model, example = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU()).eval(), torch.zeros(2, 3, 5, 6)
+    exported = torch.export.export(model, (example[:1],))
+    torch.export.save(exported, tmp_path / "model.pt2")
+    expected = gramcert.audit(model, (3, 5, 6))
+    for found in (
+        gramcert.audit(model, example),
+        gramcert.audit(exported),
+        gramcert.audit(tmp_path / "model.pt2"),
+        gramcert.audit(tmp_path / "model.pt2", example),
+    ):
+        assert found.input_shape == expected.input_shape == (3, 5, 6)
+        assert found.upper == expected.upper
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "message"),
+    [
+        (None, ValueError, r"audit\(input_shape\): Conv2d does not say it; expected the shape of one example"),
+        ((1, 3, 5, 6), ValueError, r"the model cannot take it \(without the batch it is \(3, 5, 6\)\)"),
+        (torch.tensor(3.0), ValueError, "expected an example with its batch, got a tensor without axes"),
+        ("3,5,6", TypeError, "expected a sequence of ints or an example, got '3,5,6'"),
+        (3, TypeError, "expected a sequence of ints or an example, got 3"),
+    ],
+    ids=str,
+)
+def test_shapes_that_do_not_fit_are_explained(shape, error, message):
+    with pytest.raises(error, match=message):
+        gramcert.audit(nn.Conv2d(3, 2, 3).eval(), shape)

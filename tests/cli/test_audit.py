@@ -99,12 +99,17 @@ def test_an_unbounded_model_ends_in_exit_code_1(run, tmp_path):
 
 def test_bad_input_ends_in_one_line(refused, model, tmp_path):
     torch.save(residual_network().state_dict(), tmp_path / "weights.pth")
-    assert "such as 3,32,32" in refused("audit", tmp_path / "weights.pth")
+    assert "name their architecture" in refused("audit", tmp_path / "weights.pth")
+    open_size = ({1: torch.export.Dim("n", min=2)},)
+    exported = torch.export.export(nn.ReLU(), (torch.zeros(1, 3),), dynamic_shapes=open_size)
+    torch.export.save(exported, tmp_path / "open.pt2")
+    assert "--input-shape 3,32,32" in refused("audit", tmp_path / "open.pt2")
     assert "expected another file" in refused("audit", model, "--certificate", model)
     assert "expected another file" in refused("audit", model, "--html", "x.html", "--certificate", "x.html")
     assert "not a folder" in refused("audit", model, "--cache", model)
     assert "got another folder" in refused("audit", tmp_path, "--input-shape", "3")
     assert "no such file" in refused("audit", tmp_path / "no.onnx", "--input-shape", "3")
+    assert "no such file" in refused("audit", tmp_path / "no.onnx")
     assert "--html" in refused("audit", model, "--input-shape", "3,8,8", "--html", tmp_path / "no" / "page.html")
     assert "expected 0 < tol < 1" in refused("audit", model, "--input-shape", "3,8,8", "--tol", "3")
     assert "no such file" in refused("verify", tmp_path / "no.json", model)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gramcert.arguments import axis_sizes
 from gramcert.auditing.assumptions import assumptions
@@ -22,7 +22,7 @@ from gramcert.operators.propagation import Follower, Plan
 
 def audit(
     model: nn.Module | torch.export.ExportedProgram | str | Path,
-    input_shape: Sequence[int],
+    input_shape: Sequence[int] | Tensor | None = None,
     *,
     tol: float = 1e-3,
     architecture: str | None = None,
@@ -42,7 +42,7 @@ def audit(
     Args:
         model: a module, a program of torch.export, or a file: ``.pt2``, ONNX, or weights of a named architecture.
             Nothing in a file is executed.
-        input_shape: of one example, without the batch.
+        input_shape: of one example without the batch, or an example with it; ``None`` where the model fixes it.
         tol: relative width to reach for each measured norm.
         architecture: of a file that holds weights alone; see :mod:`gramcert.auditing.architectures`.
         prefix: of the names of the weights to be used, where a file holds several networks.
@@ -64,11 +64,8 @@ def audit(
     """
     start = time.perf_counter()
     call = "audit"
-    if not isinstance(input_shape, Sequence) or isinstance(input_shape, str):
-        raise TypeError(f"{call}(input_shape): expected a sequence of ints, got {input_shape!r}")
     if cache is not None and not isinstance(cache, (str, Path)):
         raise TypeError(f"{call}(cache): expected a folder or None, got {cache!r}")
-    shape = axis_sizes(call, "input_shape", input_shape, len(input_shape), what="the model")
     if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 < tol < 1:
         raise ValueError(f"{call}(tol={tol!r}): expected 0 < tol < 1")
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
@@ -76,6 +73,7 @@ def audit(
     if max_seconds is not None and not (type(max_seconds) in (int, float) and max_seconds >= 0):
         raise ValueError(f"{call}(max_seconds={max_seconds!r}): expected None or a number that is not negative")
     source = Source.of(call, model, architecture, prefix)
+    shape = _shape(call, input_shape, source)
     kept = Cache(None if cache is None else Path(cache))
     # A file of weights is traced, which takes longer than all the rest of a second audit.
     key = (
@@ -120,6 +118,23 @@ def audit(
     if key is not None and max_seconds is None:
         kept.write(key.hexdigest(), result.for_cache())
     return result
+
+
+def _shape(call: str, given: Sequence[int] | Tensor | None, source: Source) -> tuple[int, ...]:
+    """Of one example, without the batch."""
+    if given is None:
+        declared = source.declared_shape()
+        if declared is None:
+            expected = "expected the shape of one example without the batch: (3, 32, 32), or --input-shape 3,32,32"
+            raise ValueError(f"{call}(input_shape): {source.name} does not say it; {expected}")
+        return declared
+    if isinstance(given, Tensor):
+        if not given.dim():
+            raise ValueError(f"{call}(input_shape): expected an example with its batch, got a tensor without axes")
+        given = tuple(given.shape[1:])
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise TypeError(f"{call}(input_shape): expected a sequence of ints or an example, got {given!r}")
+    return axis_sizes(call, "input_shape", given, len(given), what="the model")
 
 
 def _kept(cache: Cache, key: str, start: float) -> Audit | None:

@@ -98,11 +98,12 @@ def _verdict(audit: Findings) -> str:
 
 def _facts(audit: Findings) -> str:
     widths = [row.relative_width for row in audit.rows if row.relative_width is not None]
+    nothing = "not needed for the answer" if audit.reasons else "nothing to measure"
     measured = f"{len(widths)} linear {'map' if len(widths) == 1 else 'maps'}"
     facts = {
         "Input": (" × ".join(map(str, audit.input_shape)) or "scalar", "without the batch"),
         "Guarantee": ("l2 norm", "all inputs; rounding of the proof included"),
-        "Measured": (measured, f"widest relative width {_upper(max(widths), 2)}" if widths else "nothing to measure"),
+        "Measured": (measured, f"widest relative width {_upper(max(widths), 2)}" if widths else nothing),
         "Tolerance": (_number(f"{audit.tol:g}"), "relative width asked of each"),
         "Time": (shown_seconds(audit.seconds), "for the whole audit"),
     }

@@ -1,10 +1,13 @@
 """Models of every kind as one graph."""
 
+import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,10 @@ from gramcert.nn.baking import plain_copy
 from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Graph, Unbounded
 from gramcert.operators.linear import Shape
 
+if TYPE_CHECKING:  # loaded where they are needed
+    from gramcert.auditing.onnx_file import OnnxModel
+    from gramcert.training.checkpoints import Trained
+
 WEIGHTS = (".safetensors", ".pt", ".pth", ".th")
 ENDINGS = (".onnx", ".pt2", *WEIGHTS)
 
@@ -35,6 +42,7 @@ class Source:
         path: of a file.
         exported: a program of torch.export in memory.
         weights: of a network built from a file of weights, what it was built from, to the last bit.
+        shape: of one example, where the source is a network that knows it.
     """
 
     name: str
@@ -42,6 +50,7 @@ class Source:
     path: Path | None = None
     exported: torch.export.ExportedProgram | None = None
     weights: str | None = None
+    shape: Shape | None = None
 
     @classmethod
     def of(
@@ -62,11 +71,14 @@ class Source:
             raise TypeError(f"{call}(model): expected a torch.nn.Module or a file, got {type(model).__name__}")
         path = Path(model)
         if path.is_dir() and (trained := _trained(path)):
-            return cls(path.name, module=trained)
+            return cls(path.name, module=trained.model, shape=trained.shape)
         _require_file(path)
         if path.suffix.lower() in WEIGHTS:
             built_from = repr((file_digest(path), path.name, architecture, prefix))
-            return cls(path.name, module=_built(path, architecture, prefix), path=path, weights=built_from)
+            trained = _trained(path) if architecture is None else None
+            module = _built(path, architecture, prefix) if trained is None else trained.model
+            shape = None if trained is None else trained.shape
+            return cls(path.name, module=module, path=path, weights=built_from, shape=shape)
         if architecture is not None or prefix is not None:
             raise ValueError(f"{path.name}: --architecture and --prefix are for files of weights only")
         return cls(path.name, path=path)
@@ -75,41 +87,50 @@ class Source:
         """The internal graph for inputs of one shape, without the batch."""
         if self.module is not None:
             return _of_module(call, self.module, input_shape)
-        if self.exported is not None:
-            return _of_program(of_exported(self.exported), input_shape)
-        assert self.path is not None
-        try:
-            if self.path.suffix.lower() == ".onnx":
-                from gramcert.auditing.onnx_file import read_onnx
-                from gramcert.auditing.onnx_nodes import graph_of
+        with self._named():
+            if isinstance(self._content, Program):
+                return _of_program(self._content, input_shape)
+            from gramcert.auditing.onnx_nodes import graph_of
 
-                model = read_onnx(self.path)
-                return _guarded(lambda shapes: graph_of(model, shapes), model.inputs, input_shape)
-            return _of_program(read_archive(self.path), input_shape)
+            model = self._content
+            return _guarded(lambda shapes: graph_of(model, shapes), model.inputs, input_shape)
+
+    def declared_shape(self) -> Shape | None:
+        """That of one example, where the source fixes it."""
+        if self.module is not None:
+            return self.shape
+        with self._named():
+            inputs = self._content.inputs
+        shapes = [tuple(size for size in shape[1:] if size is not None) for shape in inputs.values()]
+        fixed = len(shapes) == 1 and len(shapes[0]) == len(next(iter(inputs.values()))) - 1
+        return shapes[0] if fixed and shapes[0] else None
+
+    @functools.cached_property
+    def _content(self) -> "Program | OnnxModel":
+        """What is read of a file, once."""
+        if self.exported is not None:
+            return of_exported(self.exported)
+        assert self.path is not None
+        if self.path.suffix.lower() != ".onnx":
+            return read_archive(self.path)
+        from gramcert.auditing.onnx_file import read_onnx
+
+        return read_onnx(self.path)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors name the file."""
+        try:
+            yield
         except BadModel as error:
-            text = str(error)
-            raise BadModel(text if text.startswith(self.path.name) else f"{self.path.name}: {text}") from None
+            text, name = str(error), "" if self.path is None else self.path.name
+            raise BadModel(text if text.startswith(name) else f"{name}: {text}") from None
 
 
 def file_digest(path: Path) -> str:
     """Of the whole file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def declared_shape(path: Path) -> Shape | None:
-    """That of one example, where a file fixes it."""
-    if path.suffix.lower() == ".pt2":
-        inputs = read_archive(path).inputs
-    elif path.suffix.lower() == ".onnx":
-        from gramcert.auditing.onnx_file import read_onnx
-
-        inputs = read_onnx(path).inputs
-    else:
-        return None
-    shapes = [tuple(size for size in shape[1:] if size is not None) for shape in inputs.values()]
-    fixed = len(shapes) == 1 and len(shapes[0]) == len(next(iter(inputs.values()))) - 1
-    return shapes[0] if fixed and shapes[0] else None
 
 
 def _require_file(path: Path) -> None:
@@ -127,8 +148,6 @@ def _require_file(path: Path) -> None:
 
 def _built(path: Path, architecture: str | None, prefix: str | None) -> nn.Module:
     """A network of ours from a file of weights."""
-    if architecture is None and (trained := _trained(path)):
-        return trained
     try:
         found = read_safetensors(path) if path.suffix.lower() == ".safetensors" else read_torch(path)
         if isinstance(found, Tensor):
@@ -150,11 +169,11 @@ def _built(path: Path, architecture: str | None, prefix: str | None) -> nn.Modul
         raise BadModel(f"{path.name}: {error}") from None
 
 
-def _trained(path: Path) -> nn.Module | None:
+def _trained(path: Path) -> "Trained | None":
     """What ``gramcert train`` left in a folder or file, if that is one; training is loaded only then."""
     from gramcert.training.checkpoints import Trained, is_trained
 
-    return Trained(path).model if is_trained(path) else None
+    return Trained(path) if is_trained(path) else None
 
 
 def _unprefixed(weights: dict[str, Tensor], prefix: str | None) -> dict[str, Tensor]:
@@ -193,7 +212,8 @@ def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
             called(example)
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{call}(input_shape={input_shape}): the model cannot take it: {first}") from None
+            hint = _hint(plain_copy(call, model), example)
+            raise ValueError(f"{call}(input_shape={input_shape}): the model cannot take it{hint}: {first}") from None
     try:
         program = traced(model, example)
         graph = _of_program(program, input_shape)
@@ -203,6 +223,15 @@ def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
     except BadModel as error:
         return _unbounded_graph(name, shape, str(error))
     return _unbounded_graph(name, shape, reason) if reason else graph
+
+
+def _hint(model: nn.Module, example: Tensor) -> str:
+    """Whether a shape was given with the batch."""
+    try:
+        model(example[0])
+    except Exception:  # a model may contain any Python code
+        return ""
+    return f" (without the batch it is {tuple(example.shape[2:])})"
 
 
 def _change(called: nn.Module, example: Tensor, program: Program, drawn: object) -> str:

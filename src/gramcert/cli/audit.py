@@ -14,13 +14,11 @@ from rich.console import Console
 from gramcert.auditing.architectures import ARCHITECTURES
 from gramcert.auditing.cache import VARIABLE, default_folder
 from gramcert.auditing.entry import audit as run
-from gramcert.auditing.reading import declared_shape
 from gramcert.cli.audit_table import audit_table
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.options import parse_sizes
 from gramcert.cli.progress import counting_bar
 from gramcert.files import write_atomically
-from gramcert.training.checkpoints import Trained, is_trained
 
 EMBEDDED = "network.safetensors"
 
@@ -71,7 +69,7 @@ def audit(
     Exit code 1 if the constant is unbounded. Measurements are kept, so that an interrupted audit goes on where it was.
     """
     with one_line_errors(), resumable(), chosen(model) as path:
-        shape = parse_shape(path, input_shape)
+        shape = None if input_shape is None else parse_shape(input_shape)
         for option, target, other in (("--certificate", certificate, html), ("--html", html, None)):
             require_writable(option, target, path, other)
         folder = None if no_cache else cache or default_folder()
@@ -127,15 +125,8 @@ def chosen(model: Path | None) -> Iterator[Path]:
         yield path
 
 
-def parse_shape(model: Path, text: str | None) -> tuple[int, ...]:
-    """``3,32,32``; a network that ``gramcert train`` wrote knows its own, as do files with a fixed one."""
-    if text is None:
-        if is_trained(model):
-            return Trained(model).shape
-        declared = declared_shape(model) if model.is_file() else None
-        if declared is None:
-            raise BadInput("--input-shape: expected the shape of one example without the batch, such as 3,32,32")
-        return declared
+def parse_shape(text: str) -> tuple[int, ...]:
+    """``3,32,32``."""
     sizes = parse_sizes("--input-shape", text)
     return (sizes,) if isinstance(sizes, int) else sizes
 

@@ -95,8 +95,11 @@ def _notes(audit: Audit) -> list[Text]:
 
 def _verdict(audit: Audit) -> list[RenderableType]:
     name = Text(shown_text(audit.model), "bold")
+    measured = any(row.relative_width is not None for row in audit.rows)
     missed = sum((row.relative_width or 0.0) > audit.tol for row in audit.rows)
     norms = f"{missed} of the norms not to {audit.tol:g}" if missed else f"each norm to {audit.tol:g}"
+    if audit.reasons and not measured:
+        norms = "no norm was measured (--measure)"
     included = "the rounding of this proof included, that of running the model not"
     about = Text(f"l2 norm, {included}; {norms}; {shown_seconds(audit.seconds)}", "dim")
     details = Table.grid(padding=(0, 1))
