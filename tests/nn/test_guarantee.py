@@ -130,8 +130,10 @@ def hooked():
         (nn.Sequential(nn.ReLU(), Own()), r"lipschitz_bound\(Own\): its constant is not known"),
         (nn.BatchNorm2d(3), r"lipschitz_bound\(BatchNorm2d\): its constant is not known"),
         (nn.LayerNorm(3), r"its constant is not known"),
-        (nn.Softplus(), r"its constant is not known"),
-        (nn.GELU(), r"its constant is not known"),
+        (nn.Softplus(threshold=5), r"it has no constant: it jumps at its threshold 5"),
+        (nn.Hardshrink(), r"it has no constant: it jumps"),
+        (nn.RReLU(), r"it has no constant: in training mode its slope is random"),
+        (nn.Softmax(1), r"its constant is not known"),
         (nn.MultiheadAttention(4, 1), r"its constant is not known"),
         (
             Doubled(),

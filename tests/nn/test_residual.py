@@ -179,6 +179,8 @@ class Slanted(nn.ReLU):
         nn.SiLU(),
         nn.SELU(),
         nn.PReLU(),
+        nn.RReLU(),
+        nn.Softplus(),
         nn.LeakyReLU(-0.1),
         nn.LeakyReLU(2.0),
         nn.ELU(2.0),

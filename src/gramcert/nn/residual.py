@@ -270,7 +270,9 @@ def _checked(name: str, activation: nn.Module) -> nn.Module:
     if not isinstance(activation, nn.Module):
         raise TypeError(f"{name}(activation): expected a torch.nn.Module, got {activation!r}")
     bounds = elementwise.of_module(activation)
-    if bounds is None or isinstance(bounds, str) or bounds[0] < 0 or bounds[1] > 1:
+    # Slopes that are trained may leave [0, 1], and torch's Softplus jumps at its threshold.
+    changes = isinstance(activation, (nn.PReLU, nn.Softplus))
+    if changes or bounds is None or isinstance(bounds, str) or bounds[0] < 0 or bounds[1] > 1:
         raise ValueError(
             f"{name}(activation={activation}): the residual layer is 1-Lipschitz only for elementwise activations with "
             f"slopes in [0, 1], such as ReLU, LeakyReLU, Tanh or Sigmoid"
