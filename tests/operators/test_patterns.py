@@ -71,6 +71,12 @@ def test_a_value_times_any_clamp_of_it(shift, limits):
     assert largest <= found <= largest + 5e-3
 
 
+def test_an_infinite_limit_is_none():
+    for limits in ((0.0, math.inf), (-math.inf, 1.0)):
+        assert gramcert.audit(Function(lambda x, limits=limits: x.clamp(*limits)), (2,)).upper == 1
+        assert gramcert.audit(Function(lambda x, limits=limits: x * x.clamp(*limits)), (2,)).upper == math.inf
+
+
 NOT_THESE = {
     "another argument": lambda x: x * torch.sigmoid(x.flip(1)),
     "another number": lambda x: x * torch.sigmoid(x + 1),

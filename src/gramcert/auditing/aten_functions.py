@@ -56,7 +56,8 @@ def _clamp(t: Context, a: Arguments) -> Variable:
     defaults = {"hardtanh": {"min": -1.0, "max": 1.0}, "relu6": {"min": 0.0, "max": 6.0}}.get(a.op, {})
     given = {name.removesuffix("_val"): known(value) for name, value in a.values.items() if name != "self"}
     limits = {name: number_of(value) for name, value in (defaults | given).items()}
-    numbers = {name: rules.typed(limit, t.like(a.x())) for name, limit in limits.items() if limit is not None}
+    finite = {name: limit for name, limit in limits.items() if limit is not None and math.isfinite(limit)}
+    numbers = {name: rules.typed(limit, t.like(a.x())) for name, limit in finite.items()}
     return rules.activation(t.b, spread(t, a.x(), *given.values()), "clamp", **numbers)
 
 
