@@ -160,8 +160,10 @@ class Translator(Context):
             if any(x.name in self._shapeless for x in inputs):
                 raise Consequence
             if call.target == "getitem":
-                if isinstance(arguments.values["a"], Variable):  # of which there would be a list
-                    raise Consequence
+                whole = arguments.values["a"]
+                if isinstance(whole, Variable):  # where there should be a list
+                    lost = isinstance(self.b.node(whole).operation, Unbounded)
+                    raise Consequence if lost else Unknown("results that are not followed one by one")
                 return arguments.values["a"][arguments.values["b"]]
             return self._translated(arguments)
         except Exception as error:  # whatever a rule stumbles over, the value has no constant
