@@ -547,7 +547,7 @@ WITHOUT = {
     "floor": ([one("Floor")], "jumps"),
     "threshold": ([one("ThresholdedRelu")], "jumps"),
     "shrink": ([one("Shrink")], "jumps"),
-    "square": ([one("Mul", "x")], "squares"),
+    "square": ([one("Mul", "x")], "its slope 2x is unbounded"),
     "cube": ([one("Pow", number(3.0))], "powers"),
     "product": ([one("Relu"), ("Mul", ("x", "v0"), {})], "both depend"),
     "quotient": ([one("Relu"), ("Div", ("v0", "x"), {})], "both depend"),

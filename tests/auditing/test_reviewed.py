@@ -276,8 +276,8 @@ def test_odd_models_end_in_a_number_or_a_reason(model):
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(TypeError, match=r"audit\(input_shape\): expected a sequence of ints, got None"):
-        gramcert.audit(nn.Linear(4, 4), None)
+    with pytest.raises(TypeError, match=r"audit\(input_shape\): expected a sequence of ints or an example, got 4"):
+        gramcert.audit(nn.Linear(4, 4), 4)
     with pytest.raises(TypeError, match=r"audit\(cache\): expected a folder or None, got 5"):
         gramcert.audit(nn.Linear(4, 4), (4,), cache=5)
     with pytest.raises(ValueError, match="expected at most"):

@@ -253,7 +253,7 @@ UNBOUNDED = {
     "hardshrink": (nn.Hardshrink(), (4,), "it jumps"),
     "threshold": (nn.Threshold(0.1, 20.0), (4,), "it jumps"),
     "exp": (Function(torch.exp), (4,), "unbounded"),
-    "square": (Function(lambda x: x**2), (4,), "squares"),
+    "square": (Function(lambda x: x**2), (4,), "its slope 2x is unbounded"),
     "root": (Function(lambda x: torch.sqrt(torch.relu(x))), (4,), "near 0"),
     "quotient": (Function(lambda x: x / x.norm()), (4,), "a quotient of two values"),
     "round": (Function(torch.round), (4,), "it jumps"),
