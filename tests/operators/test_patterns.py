@@ -77,6 +77,12 @@ def test_an_infinite_limit_is_none():
         assert gramcert.audit(Function(lambda x, limits=limits: x * x.clamp(*limits)), (2,)).upper == math.inf
 
 
+def test_limits_that_half_precision_rounds_are_not_used():
+    """0.3 is 0.30078125 in bfloat16."""
+    model = Function(lambda x: x * x.to(torch.bfloat16).clamp(-0.1, 0.3))
+    assert gramcert.audit(model, (2,)).upper == math.inf
+
+
 NOT_THESE = {
     "another argument": lambda x: x * torch.sigmoid(x.flip(1)),
     "another number": lambda x: x * torch.sigmoid(x + 1),

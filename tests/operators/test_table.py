@@ -77,3 +77,27 @@ def test_subclasses_are_not_known():
         pass
 
     assert of_module(Loud()) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "constant"),
+    [
+        (nn.ELU(), "scale", 1.0),
+        (nn.ELU(), "input_scale", 1.0),
+        (nn.SELU(), "scale", None),
+        (nn.SELU(), "alpha", None),
+        (nn.Hardsigmoid(), "alpha", None),
+        (nn.LeakyReLU(), "weight", 1.0),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value),
+)
+def test_what_hangs_on_a_layer_that_does_not_use_it_changes_nothing(module, name, constant):
+    constant = max(map(abs, of_module(type(module)()))) if constant is None else constant
+    setattr(module, name, 1e-3)
+    assert gramcert.lipschitz_bound(module) == constant
+
+
+@pytest.mark.parametrize("module", [nn.LeakyReLU(1e300), nn.ELU(1e300)], ids=str)
+def test_slopes_beyond_all_numbers_are_a_reason(module):
+    assert of_module(module) == "its slopes are too large"
+    assert gramcert.audit(module.double().eval(), (2,)).reasons

@@ -57,7 +57,9 @@ def _clamp(t: Context, a: Arguments) -> Variable:
     given = {name.removesuffix("_val"): known(value) for name, value in a.values.items() if name != "self"}
     limits = {name: number_of(value) for name, value in (defaults | given).items()}
     finite = {name: limit for name, limit in limits.items() if limit is not None and math.isfinite(limit)}
-    numbers = {name: rules.typed(limit, t.like(a.x())) for name, limit in finite.items()}
+    # In half precision torch rounds limits to that type, so that they are not known to the last bit.
+    is_wide = t.types.get(a.x().name, torch.float32) in (torch.float32, torch.float64)
+    numbers = {name: rules.typed(limit, t.like(a.x())) for name, limit in finite.items()} if is_wide else {}
     return rules.activation(t.b, spread(t, a.x(), *given.values()), "clamp", **numbers)
 
 

@@ -9,6 +9,7 @@ them again with ball arithmetic.
 """
 
 import builtins
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -67,7 +68,8 @@ class Function:
         given = {**self.parameters, **parameters}
         if not all(map(_is_finite, given.values())):  # which min and max would not show
             return "a parameter that is not finite"
-        return self.slopes(**given)
+        slopes = self.slopes(**given)
+        return slopes if isinstance(slopes, str) or all(map(math.isfinite, slopes)) else "its slopes are too large"
 
 
 def leaky(negative_slope: float) -> Slopes:
@@ -110,7 +112,7 @@ def softplus(beta: float, threshold: float) -> Slopes | str:
 
 
 def threshold(threshold: float, value: float) -> Slopes | str:
-    """X above the threshold, a number elsewhere."""
+    """The value itself above the threshold, a number elsewhere."""
     return _UNIT if threshold == value else "it jumps"
 
 
@@ -127,7 +129,7 @@ def gated_clamp(shift: float, min: float, max: float) -> Slopes | str:
     if min > max:
         return "limits in the wrong order"
     slopes = (min, max, 2 * min - shift, 2 * max - shift)
-    off = 2.0**-48 * sum(map(abs, (shift, min, max)))
+    off = up(2.0**-48 * sum(map(abs, (shift, min, max))))
     return builtins.min(slopes) - off, builtins.max(slopes) + off
 
 
@@ -195,8 +197,9 @@ def of_module(module: nn.Module) -> Slopes | str | None:
     if not all(math.isfinite(number) for number in numbers):
         return "a parameter that is not finite"
     function = TABLE[name]
-    given = {parameter: getattr(module, parameter, None) for parameter in function.parameters}
-    return function.slopes_for({name: _number(name, value) for name, value in given.items() if value is not None})
+    # Only what the class itself is made with: anybody may hang a `scale` on an ELU, which does not use it.
+    used = {*inspect.signature(kind).parameters, "weight"} & function.parameters.keys()
+    return function.slopes_for({parameter: _number(parameter, getattr(module, parameter)) for parameter in used})
 
 
 def _number(name: str, value: Any) -> Number:
@@ -205,7 +208,7 @@ def _number(name: str, value: Any) -> Number:
 
 
 def _is_finite(value: Number) -> bool:
-    return bool(torch.isfinite(torch.as_tensor(value)).all())
+    return bool(torch.isfinite(torch.as_tensor(value, dtype=torch.float64)).all())
 
 
 def _product(first: float, second: float) -> float:
