@@ -280,6 +280,8 @@ def test_bad_arguments_are_named():
         gramcert.audit(nn.Linear(4, 4), 4)
     with pytest.raises(TypeError, match=r"audit\(cache\): expected a folder or None, got 5"):
         gramcert.audit(nn.Linear(4, 4), (4,), cache=5)
+    with pytest.raises(TypeError, match=r"audit\(measure='yes'\): expected True or False"):
+        gramcert.audit(nn.Linear(4, 4), (4,), measure="yes")
     with pytest.raises(ValueError, match="expected at most"):
         gramcert.audit(nn.Linear(4, 4), (2**20, 2**20))
     with pytest.raises(TypeError, match="sparse or meta"):

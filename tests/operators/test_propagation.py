@@ -88,3 +88,13 @@ def test_outputs_that_are_bounded_are_not_called_unbounded():
     model = Function(lambda x: (2 * x, x**3)).eval()
     assert gramcert.audit(model, (4,)).outputs.keys() != gramcert.audit(model, (4,), measure=True).outputs.keys()
     assert 2.0 in gramcert.audit(model, (4,), measure=True).outputs.values()
+
+
+def test_what_is_multiplied_by_zero_does_not_count():
+    """As branches that begin at 0 do."""
+    branch = nn.Linear(4, 4)
+    nn.init.zeros_(branch.weight)
+    model = nn.Sequential(nn.Hardshrink(), branch).eval()
+    found = gramcert.audit(model, (4,))
+    assert (found.upper, found.reasons) == (0.0, ())
+    assert gramcert.verify(json.loads(json.dumps(found.certificate)), model).upper == 0

@@ -72,6 +72,8 @@ def audit(
         raise ValueError(f"{call}(jobs={jobs!r}): expected a positive int")
     if max_seconds is not None and not (type(max_seconds) in (int, float) and max_seconds >= 0):
         raise ValueError(f"{call}(max_seconds={max_seconds!r}): expected None or a number that is not negative")
+    if not isinstance(measure, bool):
+        raise TypeError(f"{call}(measure={measure!r}): expected True or False")
     source = Source.of(call, model, architecture, prefix)
     shape = _shape(call, input_shape, source)
     kept = Cache(None if cache is None else Path(cache))

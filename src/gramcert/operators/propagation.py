@@ -7,6 +7,7 @@ constant of its theorem, for which W and V need not be measured.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ Measure = Callable[[Measurement], Measured]
 
 # Where log L is less than this, or than a tenth of the largest part of it, shares of it say nothing.
 NO_SHARES = 1e-6
+
+# Bounds of sizes below this may be about zeros, rounded up: only a measurement tells.
+MAYBE_ZERO = 1e-100
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,25 @@ class Plan:
                 found.append(self.residuals[name][1])
         return list(dict.fromkeys(found))
 
+    @functools.cached_property
+    def lost(self) -> set[str]:
+        """Values without a constant whatever the measurements are: what is unbounded, but for multiples by 0."""
+        found = set[str]()
+        for node in self.graph.nodes.values():
+            operation = node.operation
+            is_lost = isinstance(operation, Unbounded) or not found.isdisjoint(node.inputs)
+            if is_lost and isinstance(operation, LinearMap):
+                is_lost = operation.size > MAYBE_ZERO
+            if is_lost and isinstance(operation, Nonlinear):
+                is_lost = operation.constant != 0
+            if is_lost:
+                found.add(node.name)
+        return found
+
     @property
     def is_unbounded(self) -> bool:
-        """Whether the constant is infinite whatever the measurements are."""
-        return any(isinstance(self.graph.nodes[name].operation, Unbounded) for name in self.order)
+        """Whether some output has no constant whatever the measurements are."""
+        return not self.lost.isdisjoint(self.graph.outputs.values())
 
     def _require(self, name: str) -> list[str]:
         """Plan one value, and say which others it needs."""
@@ -235,19 +254,17 @@ class Follower:
             self._row("all outputs", "joint", "", ratio, upper, method="root of the sum of squares")
             factors.append((len(self.rows) - 1, ratio))
         self._share(factors, upper)
-        return Followed(self.constants, self.rows, self.reasons, self.trivial, upper, outputs)
+        # What has no constant may be multiplied by 0 later.
+        reasons = self.reasons if math.isinf(upper) else []
+        return Followed(self.constants, self.rows, reasons, self.trivial, upper, outputs)
 
     def _verdict(self) -> Followed:
         """What is known without measurements: which outputs are unbounded, and why."""
-        lost = set[str]()
         for name in self.plan.order:
             node = self.graph.nodes[name]
             if isinstance(node.operation, Unbounded):
                 self._unbounded(node, node.operation)
-        for node in self.graph.nodes.values():
-            if isinstance(node.operation, Unbounded) or not lost.isdisjoint(node.inputs):
-                lost.add(node.name)
-        outputs = {name: math.inf for name, value in self.graph.outputs.items() if value in lost}
+        outputs = {name: math.inf for name, value in self.graph.outputs.items() if value in self.plan.lost}
         return Followed({}, self.rows, self.reasons, {}, math.inf, outputs)
 
     def _follow(self, node: Node) -> None:
