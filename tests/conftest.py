@@ -41,3 +41,17 @@ def clock(monkeypatch):
     for module in ("work", "torus"):
         monkeypatch.setattr(f"gramcert.certified.{module}.time", shown)
     return shown
+
+
+@pytest.fixture
+def without_rounding(monkeypatch):
+    """Error terms and directed rounding of the evaluation taken out, for tests that must fail then."""
+
+    def take_out():
+        for module in ("rounded", "linear", "graph", "rules", "patterns", "reflection", "elementwise", "evaluation"):
+            for name in ("gamma", "underflow"):
+                monkeypatch.setattr(f"gramcert.operators.{module}.{name}", lambda *_: 0.0, raising=False)
+            for name in ("next_up", "up"):
+                monkeypatch.setattr(f"gramcert.operators.{module}.{name}", lambda value: value, raising=False)
+
+    return take_out

@@ -10,11 +10,11 @@ from gramcert.bounds.layer import norm2
 from gramcert.bounds.toeplitz import norm2_toep
 from gramcert.bounds.transfer import norm2_sampled, sampling_factor
 from gramcert.certification.accuracy import CertifiedAccuracy, certify
+from gramcert.certification.bound import lipschitz_bound
 from gramcert.certified.choose import spectral_norm
 from gramcert.certified.spectrum import Spectrum, singular_values
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
-from gramcert.nn.guarantee import lipschitz_bound
 
 __version__ = "0.1.0"
 

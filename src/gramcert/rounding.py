@@ -10,6 +10,7 @@ The derivations are in ``docs/what-is-certified.md``.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ _PIVOT_ROUNDINGS = 8
 # last place, 8u each, together at most 12u. A product of two is rounded by √2·γ_2 < 3u. So 3·31u + 2·3u, and far less
 # than 1u of higher order: below 100u.
 TWIDDLE_ERROR = 128 * _UNIT[torch.float64]
+
+_LARGEST = math.nextafter(math.inf, 0.0)
 
 # Entries of large tensors that are worked on at a time.
 _PIECE = 2**16
@@ -90,13 +93,23 @@ def product_up(first: float, second: float) -> float:
 
 
 def length_up(parts: Sequence[float]) -> float:
-    """Upper bound of √Σp² of numbers that are not negative."""
-    if len(parts) == 1:
-        return parts[0]
-    total = 0.0
-    for part in parts:
-        total = up(total + up(part * part)) if part else total
-    return root_up(total) if math.isfinite(total) else math.inf
+    """√Σp² of numbers that are not negative, as a float that is not below it."""
+    parts = [part for part in parts if part]
+    if len(parts) <= 1:
+        return sum(parts)
+    if not all(map(math.isfinite, parts)):
+        return math.inf
+    square = sum(Fraction(part) ** 2 for part in parts)
+    if square > Fraction(_LARGEST) ** 2:
+        return math.inf
+    # The scale keeps the estimate away from overflow and underflow; then the least float that is not below the root.
+    largest = max(parts)
+    root = largest * math.sqrt(square / Fraction(largest) ** 2)
+    while Fraction(root) ** 2 < square:
+        root = math.nextafter(root, math.inf)
+    while Fraction(below := math.nextafter(root, 0.0)) ** 2 >= square:
+        root = below
+    return root
 
 
 def scaled_up(value: float, exponent: int) -> float:

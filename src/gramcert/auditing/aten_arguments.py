@@ -191,13 +191,7 @@ def number_of(value: Any) -> float | None:
 
 def spread(t: Context, x: Variable, *others: Any) -> Variable:
     """A value repeated to the shape that it has beside others."""
-    shape = tuple(torch.broadcast_shapes(x.shape, *(tuple(getattr(other, "shape", ())) for other in others)))
-    return x if shape == x.shape else t.b.moved(x, lambda places: places.expand(shape), "expand")
-
-
-def with_bias(t: Context, a: Arguments, x: Variable) -> Variable:
-    """Constants that were added are noted, so that no pattern overlooks them."""
-    return x if a.constant("bias") is None else t.patterns.shifted(x, None)
+    return t.b.spread(x, *(tuple(getattr(other, "shape", ())) for other in others))
 
 
 def further_results(t: Context, a: Arguments, count: int) -> list[Variable]:

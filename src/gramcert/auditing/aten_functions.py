@@ -14,11 +14,10 @@ from gramcert.auditing.aten_arguments import (
     known,
     number_of,
     registering,
-    spread,
-    with_bias,
 )
 from gramcert.operators import elementwise, rules
 from gramcert.operators.graph import Nonlinear, Variable
+from gramcert.operators.rounded import selecting
 from gramcert.operators.rules import Unknown
 
 RULES: dict[str, Rule] = {"sgn": lambda t, a: rules.activation(t.b, a.x(), "sign")}
@@ -29,7 +28,7 @@ def of_table(t: Context, a: Arguments) -> Variable:
     """A function of each entry, whose parameters have the names of the table."""
     defaults = elementwise.TABLE[a.op].parameters
     given = {name: a.number(name, 0.0) for name in defaults if a.values.get(name) is not None}
-    return rules.activation(t.b, a.x(), a.op, **given)
+    return rules.activation(t.b, a.x(), a.op, None, **given)
 
 
 @rule("rrelu")
@@ -46,7 +45,9 @@ def _gelu(t: Context, a: Arguments) -> Variable:
 
 @rule("prelu", "_prelu_kernel")
 def _prelu(t: Context, a: Arguments) -> Variable:
-    return rules.prelu(t.b, a.x(), a.weight())
+    x, weight = a.x(), a.weight()
+    is_per_channel = a.op == "prelu" and x.dim > 1 and weight.numel() > 1
+    return rules.prelu(t.b, x, weight.reshape(-1, *(1,) * (x.dim - 2)) if is_per_channel else weight)
 
 
 @rule("hardtanh", "clamp", "clamp_min", "clamp_max", "relu6")
@@ -55,12 +56,13 @@ def _clamp(t: Context, a: Arguments) -> Variable:
         raise Unknown("bounds that depend on the input")
     defaults = {"hardtanh": {"min": -1.0, "max": 1.0}, "relu6": {"min": 0.0, "max": 6.0}}.get(a.op, {})
     given = {name.removesuffix("_val"): known(value) for name, value in a.values.items() if name != "self"}
-    limits = {name: number_of(value) for name, value in (defaults | given).items()}
-    finite = {name: limit for name, limit in limits.items() if limit is not None and math.isfinite(limit)}
-    # In half precision torch rounds limits to that type, so that they are not known to the last bit.
-    is_wide = t.types.get(a.x().name, torch.float32) in (torch.float32, torch.float64)
-    numbers = {name: rules.typed(limit, t.like(a.x())) for name, limit in finite.items()} if is_wide else {}
-    return rules.activation(t.b, spread(t, a.x(), *given.values()), "clamp", **numbers)
+    limits = {name: _limit(value) for name, value in (defaults | given).items() if value is not None}
+    finite = {name: limit for name, limit in limits.items() if not bool(limit.isinf().all())}
+    return rules.clamped(t.b, a.x(), finite, [t.types.get(a.x().name, torch.float32)])
+
+
+def _limit(value: Any) -> Tensor:
+    return torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64).double()
 
 
 @rule("pow", "square")
@@ -96,7 +98,7 @@ def _extremum(t: Context, a: Arguments) -> Any:
     x, constant = (first, second) if isinstance(first, Variable) else (second, first)
     if not isinstance(constant, Tensor):
         raise Unknown("the constant was not computed")
-    return rules.activation(t.b, spread(t, x, constant), "clamp")
+    return rules.clamped(t.b, x, {"min" if name == "maximum" else "max": constant})
 
 
 @rule("amax", "amin")
@@ -106,13 +108,16 @@ def _largest(t: Context, a: Arguments) -> Any:
     axes = [axis % x.dim for axis in ([axes] if isinstance(axes, int) else axes)] or list(range(x.dim))
     keep = bool(a.get("keepdim", False))
     shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes)
-    result = t.b.nonlinear(x, Nonlinear(1.0, "largest entry", why="entries occur once"), shape)
+    result = rules.largest(t.b, x, axes, shape, smallest=a.op in ("amin", "min"))
     return [result, *further_results(t, a, 1)] if a.parts[-1] == "dim" else result
 
 
 @rule("sort", "msort")
 def _sort(t: Context, a: Arguments) -> Any:
-    result = t.b.nonlinear(a.x(), Nonlinear(1.0, "sort", why="a permutation of its input"))
+    axis, down = a.get("dim", -1 if a.op == "sort" else 0), bool(a.get("descending", False))
+    axis = axis % max(1, a.x().dim) + 1
+    compute = selecting(lambda x: x.sort(axis, descending=down).values)
+    result = t.b.nonlinear(a.x(), Nonlinear(1.0, "sort", why="a permutation of its input", compute=compute))
     return [result, *further_results(t, a, 1)] if a.op == "sort" else result
 
 
@@ -125,7 +130,7 @@ def _norm(t: Context, a: Arguments) -> Variable:
     axes = [axis % x.dim for axis in ([axes] if isinstance(axes, int) else axes)] or list(range(x.dim))
     keep = bool(a.get("keepdim", False))
     shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes)
-    return t.b.nonlinear(x, Nonlinear(1.0, "l2 norm", why="a norm of disjoint parts"), shape)
+    return rules.length(t.b, x, axes, shape)
 
 
 # Normalisation
@@ -135,8 +140,7 @@ def _norm(t: Context, a: Arguments) -> Variable:
 def _layer_norm(t: Context, a: Arguments) -> Any:
     shape = a.ints("normalized_shape")
     x = rules.normalised(t.b, a.x(), math.prod(shape), a.number("eps", 1e-5), t.like(a.x()), "layer norm")
-    weight = a.constant("weight")
-    x = with_bias(t, a, x if weight is None else t.b.scaled(x, rules.exact(weight)))
+    x = _affine(t, a, x)
     return [x, *further_results(t, a, 2)] if a.op.startswith("native") else x
 
 
@@ -145,24 +149,27 @@ def _rms_norm(t: Context, a: Arguments) -> Variable:
     like = t.like(a.x())
     epsilon = a.number("eps", torch.finfo(like).eps)
     x = rules.normalised(t.b, a.x(), math.prod(a.ints("normalized_shape")), epsilon, like, "rms norm")
-    weight = a.constant("weight")
-    return x if weight is None else t.b.scaled(x, rules.exact(weight))
+    return _affine(t, a, x)
+
+
+def _affine(t: Context, a: Arguments, x: Variable, *tail: int) -> Variable:
+    """Times a weight, plus a bias."""
+    weight, bias = a.constant("weight"), a.constant("bias")
+    x = x if weight is None else t.b.scaled(x, rules.exact(weight).reshape(*weight.shape, *tail))
+    return x if bias is None else t.b.shifted(x, rules.exact(bias, "bias").reshape(*bias.shape, *tail))
 
 
 @rule("instance_norm", "group_norm", "native_group_norm")
 def _group_norm(t: Context, a: Arguments) -> Any:
     x = a.x()
     if a.op == "instance_norm" and not a.get("use_input_stats", True):
-        statistics = a.constant("running_mean"), a.constant("running_var")
-        y = rules.batch_norm(t.b, x, a.constant("weight"), *statistics, a.number("eps", 1e-5))
-        return t.patterns.shifted(y, None)
+        weight, bias, mean, variance = (a.constant(name) for name in ("weight", "bias", "running_mean", "running_var"))
+        return rules.batch_norm(t.b, x, weight, bias, mean, variance, a.number("eps", 1e-5))
     groups = x.shape[1] if a.op == "instance_norm" else a.get("num_groups", a.get("group", 1))
     count = math.prod(x.shape[1:]) // groups
     name = a.op.removeprefix("native_").replace("_", " ")
     y = rules.normalised(t.b, x, count, a.number("eps", 1e-5), t.like(x), name)
-    weight = a.constant("weight")
-    y = y if weight is None else t.b.scaled(y, rules.exact(weight).reshape(-1, *(1,) * (x.dim - 2)))
-    y = with_bias(t, a, y)
+    y = _affine(t, a, y, *(1,) * (x.dim - 2))
     return [y, *further_results(t, a, 2)] if a.op.startswith("native") else y
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gramcert.auditing.aten_arguments import (
@@ -14,11 +15,11 @@ from gramcert.auditing.aten_arguments import (
     registering,
     require_real,
     spread,
-    with_bias,
 )
 from gramcert.operators import rules
 from gramcert.operators.graph import Variable
 from gramcert.operators.rules import Unknown
+from gramcert.rounding import gamma, norm_up, up
 
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)
@@ -38,19 +39,20 @@ def _convolution(t: Context, a: Arguments) -> Variable:
         transposed=a.op.startswith("conv_transpose") or bool(a.get("transposed", False)),
         output_padding=a.get("output_padding", 0),
     )
-    return with_bias(t, a, result)
+    return rules.biased(t.b, result, a.constant("bias"), 1 - a.weight().dim())
 
 
 @rule("linear")
 def _linear(t: Context, a: Arguments) -> Variable:
-    return with_bias(t, a, rules.matrix(t.b, a.x(), a.weight()))
+    return rules.biased(t.b, rules.matrix(t.b, a.x(), a.weight()), a.constant("bias"))
 
 
 @rule("addmm")
 def _addmm(t: Context, a: Arguments) -> Variable:
     if isinstance(a.values["self"], Variable):
         raise Unknown("a bias that depends on the input")
-    return t.patterns.shifted(_times_alpha(t, _product(t, a.values["mat1"], a.values["mat2"]), a), None)
+    y = _times_alpha(t, _product(t, a.values["mat1"], a.values["mat2"]), a)
+    return _plus_multiple(t, y, a.weight("self"), a.number("beta", 1))
 
 
 @rule("matmul", "mm", "bmm")
@@ -68,6 +70,14 @@ def _product(t: Context, first: Any, second: Any) -> Variable:
     raise Unknown("a matrix product with a constant that is not a matrix")
 
 
+def _plus_multiple(t: Context, x: Variable, constant: Any, factor: float) -> Variable:
+    """Plus a multiple of a constant, which may be rounded."""
+    values, factor = rules.exact(torch.as_tensor(constant), "summand"), rules.typed(factor, t.like(x))
+    x, offset = t.b.spread(x, tuple(values.shape)), factor * values
+    off = 0.0 if abs(factor) == 1 else up(gamma(2) * norm_up(offset.expand(x.shape)))
+    return t.b.shifted(x, offset, off)
+
+
 def _times_alpha(t: Context, x: Variable, a: Arguments) -> Variable:
     alpha = a.number("alpha", 1)
     return x if alpha == 1 else rules.times(t.b, x, alpha, t.like(x))
@@ -80,8 +90,8 @@ def _batch_norm(t: Context, a: Arguments) -> Any:
             "batch normalisation in training mode mixes the examples of a batch: .eval(), and export it again"
         )
     mean, variance = a.constant("running_mean"), a.constant("running_var")
-    result = rules.batch_norm(t.b, a.x(), a.constant("weight"), mean, variance, a.number("eps", 1e-5))
-    result = t.patterns.shifted(result, None)
+    weight, bias = a.constant("weight"), a.constant("bias")
+    result = rules.batch_norm(t.b, a.x(), weight, bias, mean, variance, a.number("eps", 1e-5))
     return result if a.op == "batch_norm" else [result, *further_results(t, a, 3)]
 
 
@@ -95,8 +105,9 @@ def _add(t: Context, a: Arguments) -> Variable:
     like = t.like(first, second)
     if alpha != 1 and isinstance(second, Variable):
         second = rules.times(t.b, second, alpha, like)
-    total = t.patterns.sum(known(first), known(second), sign, like)
-    return total if alpha == 1 or isinstance(second, Variable) else t.patterns.shifted(total, None)
+    elif alpha != 1:
+        return _plus_multiple(t, first, known(second), sign * alpha)
+    return t.patterns.sum(known(first), known(second), sign, like)
 
 
 @rule("mul")
@@ -141,13 +152,19 @@ def _where(t: Context, a: Arguments) -> Variable:
     for value, mask, other in ((first, condition, second), (second, ~condition, first)):
         if isinstance(value, Variable):
             terms.append((spread(t, t.b.scaled(value, mask.double()), other), 1))
-    return t.b.sum(terms) if len(terms) > 1 else t.patterns.shifted(terms[0][0], None)
+    if len(terms) > 1:
+        return t.b.sum(terms)
+    constant, chosen = (second, ~condition) if isinstance(first, Variable) else (first, condition)
+    numbers = rules.exact(torch.as_tensor(known(constant)), "constant")
+    return t.b.shifted(terms[0][0], torch.where(chosen, numbers, 0.0))
 
 
 @rule("masked_fill")
 def _masked_fill(t: Context, a: Arguments) -> Variable:
-    a.constant("value")
-    return t.patterns.shifted(t.b.scaled(a.x(), (~a.weight("mask")).double()), None)
+    mask, value = a.weight("mask"), a.constant("value")
+    number = torch.tensor(a.number("value", 0.0)) if value is None else value
+    x = t.b.scaled(a.x(), (~mask).double())
+    return t.b.shifted(x, torch.where(mask, rules.exact(number, "value"), 0.0))
 
 
 @rule("eq")
@@ -163,8 +180,7 @@ def _cat(t: Context, a: Arguments) -> Variable:
 
 
 def _concatenated(t: Context, parts: list[Any], axis: int) -> Variable:
-    result = rules.concatenated(t.b, [known(part) for part in parts], axis)
-    return t.patterns.shifted(result, None) if any(isinstance(part, Tensor) for part in parts) else result
+    return rules.concatenated(t.b, [known(part) for part in parts], axis)
 
 
 @rule("stack")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.aten_arguments import Arguments, Context, Rule, further_results, registering, run
+from gramcert.geometry.padding import pad
 from gramcert.operators import rules
 from gramcert.operators.graph import Variable
 from gramcert.operators.resizing import FLOATS, agreed, require_change
@@ -39,8 +40,11 @@ def _pad(t: Context, a: Arguments) -> Variable:
     for name, known in (("reflect", "reflect"), ("replicat", "replicate"), ("circular", "circular")):
         if a.op.startswith(name) or name in str(mode) or name in a.op:
             return rules.padded(t.b, a.x(), pairs, known)  # type: ignore[arg-type]
-    result = rules.padded(t.b, a.x(), pairs, "zeros")
-    return t.patterns.shifted(result, None) if a.get("value", 0) else result
+    result, value = rules.padded(t.b, a.x(), pairs, "zeros"), a.number("value", 0)
+    if not value:
+        return result
+    inside = pad(torch.ones(a.x().shape), tuple(pairs), "zeros") > 0
+    return t.b.shifted(result, torch.where(inside, 0.0, rules.typed(value, t.like(a.x()))).double())
 
 
 @rule(

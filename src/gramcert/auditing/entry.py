@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import axis_sizes
 from gramcert.auditing.assumptions import assumptions
 from gramcert.auditing.cache import Cache
 from gramcert.auditing.certificate import FORMAT, Claim, certificate, claimed_steps, unverified, versions
 from gramcert.auditing.findings import Profile
-from gramcert.auditing.reading import Source
+from gramcert.auditing.reading import Source, shape_of_example
 from gramcert.auditing.result import Audit
 from gramcert.auditing.running import Report, measure_all
 from gramcert.operators.measurement import Measured, Measurement
@@ -130,13 +129,7 @@ def _shape(call: str, given: Sequence[int] | Tensor | None, source: Source) -> t
             expected = "expected the shape of one example without the batch: (3, 32, 32), or --input-shape 3,32,32"
             raise ValueError(f"{call}(input_shape): {source.name} does not say it; {expected}")
         return declared
-    if isinstance(given, Tensor):
-        if not given.dim():
-            raise ValueError(f"{call}(input_shape): expected an example with its batch, got a tensor without axes")
-        given = tuple(given.shape[1:])
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise TypeError(f"{call}(input_shape): expected a sequence of ints or an example, got {given!r}")
-    return axis_sizes(call, "input_shape", given, len(given), what="the model")
+    return shape_of_example(call, given)
 
 
 def _kept(cache: Cache, key: str, start: float) -> Audit | None:

@@ -164,20 +164,15 @@ class Context:
 
     def spread(self, x: Variable, *shapes: Shape) -> Variable:
         """Broadcast to the shape it has together with others."""
-        shape = bounded(torch.broadcast_shapes(x.shape, *shapes))
-        return x if shape == x.shape else self.moved(x, lambda places: places.expand(shape), "expand")
-
-    def shifted(self, x: Variable) -> Variable:
-        """The value plus some constants, which patterns must know of: √(x² - 1) has no constant."""
-        return self.patterns.shifted(x, None)
+        self.count(math.prod(bounded(torch.broadcast_shapes(x.shape, *shapes))))
+        return self.b.spread(x, *shapes)
 
     def merged(self, first: Value, taken: Tensor, second: Value, mask: Tensor) -> Variable:
         """Where the mask is true the taken places of the flattened first value, elsewhere the entries of the second."""
         parts = [self._taken(first, taken), self._taken(second, (~mask).flatten().nonzero().flatten())]
         order = torch.cat([mask.flatten().nonzero(), (~mask).flatten().nonzero()]).flatten().argsort()
         together = rules.concatenated(self.b, parts, 0)
-        result = self.moved(together, lambda places: places[order].reshape(mask.shape))
-        return self.shifted(result) if any(isinstance(part, Tensor) and bool(part.any()) for part in parts) else result
+        return self.moved(together, lambda places: places[order].reshape(mask.shape))
 
     def _taken(self, value: Value, taken: Tensor) -> Value:
         if isinstance(value, Tensor):

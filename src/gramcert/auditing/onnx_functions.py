@@ -13,7 +13,6 @@ from gramcert.auditing.onnx_call import (
     axis_of,
     register,
 )
-from gramcert.auditing.onnx_layers import finite
 from gramcert.operators import rules
 from gramcert.operators.graph import Variable
 from gramcert.operators.linear import Shape
@@ -47,14 +46,16 @@ def _celu(t: Context, c: Call) -> Variable:
 
 @rule("ThresholdedRelu")
 def _thresholded(t: Context, c: Call) -> Variable:
-    return rules.activation(t.b, c.x(), "threshold", threshold=c.real("alpha", 1.0))
+    return rules.activation(t.b, c.x(), "threshold", threshold=c.real("alpha", 1.0), value=0.0)
 
 
 @rule("Shrink")
 def _shrink(t: Context, c: Call) -> Variable:
     threshold = c.real("lambd", 0.5)
     is_continuous = c.real("bias", 0.0) == threshold >= 0
-    return rules.activation(t.b, c.x(), "softshrink" if is_continuous else "hardshrink")
+    if is_continuous:
+        return rules.activation(t.b, c.x(), "softshrink", lambd=threshold)
+    return rules.activation(t.b, c.x(), "hardshrink")
 
 
 @rule("PRelu")
@@ -69,8 +70,9 @@ def _prelu(t: Context, c: Call) -> Variable:
 def _hard_sigmoid(t: Context, c: Call) -> Variable:
     """Named as torch's own where x times it is a hardswish, whose slopes are the same for every alpha > 0."""
     alpha, beta = c.real("alpha", 0.2), c.real("beta", 0.5)
-    name = "hardsigmoid" if alpha > 0 and beta == 0.5 else "hard sigmoid"
-    return rules.activation(t.b, c.x(), name, alpha=alpha)
+    if alpha > 0 and beta == 0.5:
+        return rules.activation(t.b, c.x(), "hardsigmoid", alpha=alpha)
+    return rules.activation(t.b, c.x(), "hard sigmoid", alpha=alpha, beta=beta)
 
 
 @rule("Gelu")
@@ -107,9 +109,7 @@ def _batch_norm(t: Context, c: Call) -> Variable:
     scale, bias, mean, variance = (
         c.constant(place, name) for place, name in enumerate(("scale", "bias", "mean", "variance"), 1)
     )
-    rules.exact(bias, "bias")
-    y = rules.batch_norm(t.b, c.x(), scale, mean.double(), variance.double(), c.real("epsilon", 1e-5))
-    return t.shifted(finite(t, y))
+    return rules.batch_norm(t.b, c.x(), scale, bias, mean.double(), variance.double(), c.real("epsilon", 1e-5))
 
 
 def _normalised(t: Context, c: Call, count: int, name: str, shape: Shape | None) -> Variable:
@@ -117,14 +117,12 @@ def _normalised(t: Context, c: Call, count: int, name: str, shape: Shape | None)
     x = c.x()
     y = rules.normalised(t.b, x, count, c.real("epsilon", 1e-5), EXACT, name)
     scale, bias = c.optional(1, "scale"), c.optional(2, "bias")
-    if bias is not None:
-        rules.exact(bias, "bias")
-    if scale is None:
-        return y
-    factors = rules.exact(scale, "scale").reshape(shape or scale.shape)
-    if tuple(torch.broadcast_shapes(x.shape, factors.shape)) != x.shape:
-        raise Unknown(f"scales of shape {tuple(scale.shape)} for an input of shape {x.shape}")
-    return t.b.scaled(y, factors)
+    if scale is not None:
+        factors = rules.exact(scale, "scale").reshape(shape or scale.shape)
+        if tuple(torch.broadcast_shapes(x.shape, factors.shape)) != x.shape:
+            raise Unknown(f"scales of shape {tuple(scale.shape)} for an input of shape {x.shape}")
+        y = t.b.scaled(y, factors)
+    return y if bias is None else t.b.shifted(y, rules.exact(bias, "bias").reshape(shape or bias.shape))
 
 
 @rule("InstanceNormalization")

@@ -18,7 +18,7 @@ from gramcert.auditing.onnx_call import (
 )
 from gramcert.auditing.onnx_file import DTYPES
 from gramcert.auditing.onnx_folding import sizes_of
-from gramcert.geometry.padding import PaddingMode
+from gramcert.geometry.padding import PaddingMode, pad
 from gramcert.operators import rules
 from gramcert.operators.graph import Unbounded, Variable
 from gramcert.operators.linear import Move, Scale, Shape
@@ -274,11 +274,7 @@ def _extremum(t: Context, c: Call) -> Variable:
 
 
 def _clamped(t: Context, x: Variable, **limits: Tensor | None) -> Variable:
-    known = {name: limit for name, limit in limits.items() if limit is not None}
-    if any(bool(limit.isnan().any()) for limit in known.values()):
-        raise Unknown("a limit that is not a number")
-    numbers = {name: float(limit) for name, limit in known.items() if limit.numel() == 1}
-    return rules.activation(t.b, t.spread(x, *(tuple(limit.shape) for limit in known.values())), "clamp", **numbers)
+    return rules.clamped(t.b, x, {name: limit for name, limit in limits.items() if limit is not None})
 
 
 @rule("Clip")
@@ -364,8 +360,7 @@ def _concat(t: Context, c: Call) -> Variable:
         if isinstance(part, Tensor):
             rules.exact(part, "constant")
     bounded([sum(math.prod(part.shape) for part in parts)])
-    result = rules.concatenated(t.b, parts, c.integer("axis"))
-    return t.shifted(result) if any(isinstance(part, Tensor) and bool(part.any()) for part in parts) else result
+    return rules.concatenated(t.b, parts, c.integer("axis"))
 
 
 @rule("ScatterND")
@@ -431,4 +426,7 @@ def _pad(t: Context, c: Call) -> Variable:
     first = next((axis for axis, pair in enumerate(pairs) if any(pair)), x.dim)
     bounded([size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)])
     y = rules.padded(t.b, x, pairs[first:], _MODES[mode]) if pairs[first:] else t.b.same(x)
-    return t.shifted(y) if mode == "constant" and value != 0 else y
+    if mode != "constant" or value == 0:
+        return y
+    inside = pad(torch.ones(x.shape), tuple(pairs[first:]), "zeros") > 0
+    return t.b.shifted(y, torch.where(inside, 0.0, value).double())

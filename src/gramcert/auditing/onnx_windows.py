@@ -76,7 +76,7 @@ def _lp_pool(t: Context, c: Call) -> Variable:
     _require_two(c)
     if round_up:
         raise Unknown("windows beyond the padding, of which runtimes make different norms")
-    shares, shape = rules.shared_windows(x.shape, taps, strides, padding, dilations)
+    shares, shape = rules.shared_windows(x.shape, rules.window_places(x.shape, taps, strides, padding, dilations))
     constant = 1.0 if shares <= 1 else root_up(shares)
     why = f"√{shares}: a place is in up to {shares} windows"
     return t.b.nonlinear(x, Nonlinear(constant, "l2 pool", why=why), shape)
@@ -124,9 +124,11 @@ def _reduced(t: Context, c: Call, axes: list[int], *, keep: bool) -> Variable:
     """One entry of disjoint groups: its gradient is no longer than 1."""
     x = c.x()
     shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes)
-    names = {"ReduceL2": "l2 norm", "GlobalLpPool": "l2 norm", "ReduceLogSumExp": "log sum exp"}
-    name = names.get(c.op, "largest entry")
-    return t.b.nonlinear(x, Nonlinear(1.0, name, why="of disjoint parts, each with a gradient of at most 1"), shape)
+    if c.op in ("ReduceL2", "GlobalLpPool"):
+        return rules.length(t.b, x, axes, shape)
+    if c.op == "ReduceLogSumExp":
+        return t.b.nonlinear(x, Nonlinear(1.0, "log sum exp", why="its gradient is a softmax"), shape)
+    return rules.largest(t.b, x, axes, shape, smallest=c.op == "ReduceMin")
 
 
 @rule("TopK")

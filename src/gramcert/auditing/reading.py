@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from gramcert.arguments import axis_sizes
 from gramcert.auditing.architectures import ARCHITECTURES, build
 from gramcert.auditing.archive import read_archive
 from gramcert.auditing.aten import Translator
@@ -20,7 +21,7 @@ from gramcert.auditing.state import kept
 from gramcert.auditing.traced import of_exported, traced
 from gramcert.files import BadFile, read_safetensors, read_torch
 from gramcert.geometry.recognition import UnsteadyWeightError, random_state
-from gramcert.nn.baking import plain_copy
+from gramcert.nn.baking import frozen_copy, plain_copy
 from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Graph, Unbounded
 from gramcert.operators.linear import Shape
 
@@ -83,10 +84,10 @@ class Source:
             raise ValueError(f"{path.name}: --architecture and --prefix are for files of weights only")
         return cls(path.name, path=path)
 
-    def graph(self, call: str, input_shape: Shape) -> Graph:
-        """The internal graph for inputs of one shape, without the batch."""
+    def graph(self, call: str, input_shape: Shape, argument: str = "input_shape") -> Graph:
+        """The internal graph for inputs of one shape, without the batch; ``argument`` is where the caller said it."""
         if self.module is not None:
-            return _of_module(call, self.module, input_shape)
+            return _of_module(call, self.module, input_shape, argument)
         with self._named():
             if isinstance(self._content, Program):
                 return _of_program(self._content, input_shape)
@@ -125,6 +126,17 @@ class Source:
         except BadModel as error:
             text, name = str(error), "" if self.path is None else self.path.name
             raise BadModel(text if text.startswith(name) else f"{name}: {text}") from None
+
+
+def shape_of_example(call: str, given: Sequence[int] | Tensor) -> Shape:
+    """The shape of one example without the batch, from that shape or from an example with it."""
+    if isinstance(given, Tensor):
+        if not given.dim():
+            raise ValueError(f"{call}(input_shape): expected an example with its batch, got a tensor without axes")
+        given = tuple(given.shape[1:])
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise TypeError(f"{call}(input_shape): expected a sequence of ints or an example, got {given!r}")
+    return axis_sizes(call, "input_shape", given, len(given), what="the model")
 
 
 def file_digest(path: Path) -> str:
@@ -187,7 +199,7 @@ def _unprefixed(weights: dict[str, Tensor], prefix: str | None) -> dict[str, Ten
     return {name.removeprefix("module."): value for name, value in (inner or weights).items()}
 
 
-def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
+def _of_module(call: str, module: nn.Module, input_shape: Shape, argument: str) -> Graph:
     name, shape = type(module).__name__, (1, *input_shape)
     try:
         model = plain_copy(call, module)
@@ -203,17 +215,20 @@ def _of_module(call: str, module: nn.Module, input_shape: Shape) -> Graph:
     if any(tensor.layout != torch.strided or tensor.is_meta for tensor in tensors):
         raise TypeError(f"{call}(model): expected dense tensors with values, got sparse or meta tensors")
     if math.prod(input_shape) > MOST_ENTRIES:
-        raise ValueError(f"{call}(input_shape={input_shape}): expected at most {MOST_ENTRIES} entries")
+        raise ValueError(f"{call}({argument}): expected at most {MOST_ENTRIES} entries, got shape {input_shape}")
     # Not zeros: a model that adds what it was given before would be taken for one that adds a constant.
     example = torch.linspace(-1, 1, math.prod(input_shape)).reshape(1, *input_shape).to(device, dtype)
     called, drawn = plain_copy(call, model), random_state()  # a copy: a model may change when it is called
     with torch.no_grad():
         try:
+            frozen_copy(call, module)(example)  # whose layers check what they are given
             called(example)
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             hint = _hint(plain_copy(call, model), example)
-            raise ValueError(f"{call}(input_shape={input_shape}): the model cannot take it{hint}: {first}") from None
+            raise ValueError(
+                f"{call}({argument}): the model cannot take an input of shape {input_shape}{hint}: {first}"
+            ) from None
     try:
         program = traced(model, example)
         graph = _of_program(program, input_shape)

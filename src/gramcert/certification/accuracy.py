@@ -10,13 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.arguments import checked_radii, require_finite
-from gramcert.certification.forward import CertifiedForward, open_chain
-from gramcert.certification.rounded import Linear
-from gramcert.certified.margins import radii as margin_radii
+from gramcert.auditing.reading import Source
+from gramcert.certification.network import CertifiedNetwork
 from gramcert.exact import float_up
-from gramcert.geometry.convolution import effective_weight
-from gramcert.geometry.recognition import unwrapped
-from gramcert.nn.baking import frozen
+from gramcert.geometry.recognition import faithful_copy, unwrapped
 from gramcert.rounding import checked_arithmetic
 
 # How much of what is done, for whoever shows it: what, how many, of how many (``None`` if that is not known).
@@ -31,7 +28,7 @@ class CertifiedAccuracy:
         clean: share of inputs whose class is right.
         certified: for each radius, the share of inputs whose class is right and stays so for every change of l2 norm up
             to that radius.
-        lipschitz: certified constant of everything before the last layer.
+        lipschitz: certified constant of everything before the last layer, if that is linear; otherwise of all.
         labels: the true classes.
         predictions: the computed classes; -1 for ties.
         radii: certified radius of each input, 0 where the prediction is wrong.
@@ -77,7 +74,7 @@ def certify(
     margins (``docs/what-is-certified.md``). Ties certify nothing.
 
     Args:
-        model: a ``Sequential`` of layers that :func:`gramcert.lipschitz_bound` knows, the last one linear.
+        model: a module whose output is a vector of logits, of operators that :func:`gramcert.audit` knows.
         loader: batches of inputs and labels; all inputs have one shape.
         radii: at which certified accuracy is given.
         report: told what is being done; for progress bars.
@@ -102,11 +99,11 @@ def certify(
     classifier: _Classifier | None = None
     labels, predictions, found, largest = [], [], [], 0.0
     with checked_arithmetic(call):  # weights as the layers give them alone, whatever autocast is around
-        features, head = _split(call, frozen(call, unwrapped(call, model)))
+        source = Source.of(call, faithful_copy(call, unwrapped(call, model)))
     for batch in loader:
         with checked_arithmetic(call):  # not around the loader, which may need gradients
             if classifier is None:
-                classifier = _Classifier(call, features, head, batch, report)
+                classifier = _Classifier(call, source, batch, report)
             truth, winner, certified, error = classifier(batch)
         labels.append(truth)
         predictions.append(winner)
@@ -119,7 +116,7 @@ def certify(
     return CertifiedAccuracy(
         clean=float((every_prediction == every_label).double().mean()),
         certified={radius: _share_beyond(every_radius, radius) for radius in radii},
-        lipschitz=classifier.forward.lipschitz,
+        lipschitz=classifier.network.lipschitz,
         labels=every_label,
         predictions=every_prediction,
         radii=every_radius,
@@ -127,34 +124,25 @@ def certify(
     )
 
 
-# In place of a constant of 0, that of a network which ignores its input.
-_SMALLEST = 2.0**-500
-
-
 class _Classifier:
-    """A frozen network made ready for inputs of the shape of a first batch."""
+    """A network made ready for inputs of the shape of a first batch."""
 
-    def __init__(self, call: str, features: list[nn.Module], head: nn.Linear, batch: Any, report: Report) -> None:
-        self.call, self.head = call, head
-        self.weight = effective_weight(call, self.head, nn.Linear)
-        require_finite(call, "the last layer's weight", self.weight)
-        self.last = Linear(f"{call}(the last layer)", self.weight, None)
-        first, _ = _checked(call, batch, len(self.weight))
+    def __init__(self, call: str, source: Source, batch: Any, report: Report) -> None:
+        self.call = call
+        first, _ = _checked(call, batch)
         self.shape = tuple(first.shape[1:])
-        self.forward = CertifiedForward.of(call, features, self.shape[1:], lambda *done: report("layers", *done))
+        self.network = CertifiedNetwork(
+            call, source.graph(call, self.shape, "loader"), lambda *done: report("layers", *done)
+        )
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor, Tensor, float]:
         """Labels, predictions, certified radii of the predictions, and the largest error of the features."""
         call = self.call
-        x, truth = _checked(call, batch, len(self.weight))
+        x, truth = _checked(call, batch, self.network.classes)
         if tuple(x.shape[1:]) != self.shape:
             raise ValueError(f"{call}(loader): expected inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
-        values, distance = self.forward(x)
-        if values.dim() != 2:
-            raise ValueError(f"{call}(model): expected vectors before its last layer, got {tuple(values.shape)}")
-        logits, rounding = self.last(values, self.head.bias)
+        logits, certified, distance = self.network(x)
         require_finite(call, "logits", logits)
-        certified = margin_radii(self.weight, logits, max(self.forward.lipschitz, _SMALLEST), rounding, distance)
         return truth, _winner(logits), certified, float(distance.nan_to_num(math.inf, math.inf).max())
 
 
@@ -163,18 +151,7 @@ def _share_beyond(found: Tensor, radius: float) -> float:
     return float((found > float_up(Fraction(radius))).double().mean())
 
 
-def _split(call: str, model: nn.Module) -> tuple[list[nn.Module], nn.Linear]:
-    """What comes before the last layer, and that layer."""
-    layers = open_chain(call, [model])
-    if not layers or not isinstance(layers[-1], nn.Linear):
-        kind = type(layers[-1]).__name__ if layers else "nothing"
-        raise TypeError(f"{call}(model): expected a Sequential that ends in a linear layer, got {kind} at its end")
-    if layers[-1].out_features < 2:
-        raise ValueError(f"{call}(model): expected a last layer with at least two outputs, got one")
-    return layers[:-1], layers[-1]
-
-
-def _checked(call: str, batch: Any, classes: int) -> tuple[Tensor, Tensor]:
+def _checked(call: str, batch: Any, classes: int | None = None) -> tuple[Tensor, Tensor]:
     """Inputs, copied into float64, which holds every narrower type exactly, and labels."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
         raise TypeError(f"{call}(loader): expected pairs of tensors, inputs and labels, got {type(batch).__name__}")
@@ -189,7 +166,7 @@ def _checked(call: str, batch: Any, classes: int) -> tuple[Tensor, Tensor]:
             f"{call}(loader): expected {len(inputs)} integer labels, got {truth.dtype} of shape {tuple(truth.shape)}"
         )
     truth = truth.to("cpu", torch.int64, copy=True)  # a loader may fill the same tensor again
-    if int(truth.min()) < 0 or int(truth.max()) >= classes:
+    if classes is not None and not 0 <= int(truth.min()) <= int(truth.max()) < classes:
         raise ValueError(
             f"{call}(loader): expected labels from 0 to {classes - 1}, got {int(truth.min())} to {int(truth.max())}"
         )

@@ -5,7 +5,6 @@ they are at most 1, or as near as the arithmetic allows.
 """
 
 import dataclasses
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -31,26 +30,9 @@ COARSE = 0.1
 # In place of factors that are 0.
 TINY_FACTOR = 2.0**-400
 
-MAX_BYTES = 2**31
-
 # What knowing a norm near 1 better is worth: half a minute or so, counted in operations, so that what is certified does
 # not depend on how busy the machine is.
 WORTH = 1e12
-
-
-def norm_upper(call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None) -> float:
-    """Certified upper bound of the norm of a layer, as tight as 1e-3, and much tighter where the norm may be 1."""
-    work = Work(MAX_BYTES, None, call=call)
-    found = refined(call, layer, input_size, TOLERANCES[0], work)
-    _warn_if_stopped(f"{call}({type(layer).__name__})", work, found)
-    return found.upper
-
-
-def _warn_if_stopped(name: str, work: Work, *found: Enclosure) -> None:
-    """Say it aloud where memory left a bound loose: a float carries no notes."""
-    loose = [each for each in found if not each.tol_reached]
-    if work.stopped and loose:
-        warnings.warn(f"{name}: its norm is only known to be {loose[0]}; {work.stopped}", stacklevel=4)
 
 
 def refined(
@@ -129,15 +111,6 @@ def residual_norms(
     spread = enclose(call, parts.spread, input_size, COARSE, work)
     work.stopped = work.stopped or stopped
     return scaled, spread
-
-
-def residual_upper(call: str, layer: Convolution, outer: Tensor, factors: Tensor, input_size: Sizes | None) -> float:
-    """Certified constant of a residual layer; see :class:`ResidualParts`."""
-    parts = ResidualParts.of(layer, outer, factors)
-    work = Work(MAX_BYTES, None, call=call)
-    scaled, spread = residual_norms(call, parts, input_size, TOLERANCES[0], work)
-    _warn_if_stopped(f"{call}(the residual layer)", work, scaled, spread)
-    return parts.constant(scaled.upper, spread.upper)
 
 
 def _rounding(kernel: Tensor) -> float:

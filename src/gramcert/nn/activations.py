@@ -7,8 +7,9 @@ from torch.nn.utils import parametrize
 from gramcert.arguments import require_finite
 from gramcert.nn.head import UnitRows
 from gramcert.nn.layer import Layer, expected
-from gramcert.nn.torch_layers import Size
-from gramcert.rounding import square_norm, up
+from gramcert.nn.outline import Outline
+from gramcert.operators.graph import Variable
+from gramcert.operators.reflection import constant_of
 
 
 class MaxMin(Layer):
@@ -103,12 +104,11 @@ class Householder(Layer):
         depth = (pairs * normals).sum(-2, keepdim=True).clamp(max=0)
         return (pairs - 2 * depth * normals).flatten(-2).movedim(-1, 1)
 
-    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
-        """max(1, 2‖v‖² - 1)."""
+    def outlined(self, outline: Outline, x: Variable) -> Variable:
+        """See :func:`gramcert.operators.reflection.constant_of`."""
         normals = self.normals.detach().cpu().double()
-        require_finite(call, "Householder.normals", normals)
-        largest = max(square_norm(normal)[1] for normal in normals)
-        return max(1.0, up(2 * largest - 1)), size
+        require_finite(outline.call, "Householder.normals", normals)
+        return outline.constant(x, constant_of(normals), "reflection")
 
     def extra_repr(self) -> str:
         """For printing."""

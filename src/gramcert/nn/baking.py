@@ -46,25 +46,25 @@ def export(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"export(model): expected a torch.nn.Module, got {type(model).__name__}")
-    return _replaced("export", faithful_copy("export", model).eval(), _plain, {})
+    return _replaced("export", faithful_copy("export", model).eval(), {}, _plain)
 
 
-def frozen(call: str, model: nn.Module) -> nn.Module:
+def frozen_copy(call: str, model: nn.Module) -> nn.Module:
     """A copy in which parametrised weights are plain tensors, each computed once; nothing else is changed.
 
     A parametrisation may give other weights each time. Torch's own ``parametrize.cached`` cannot be used against that:
     it takes a layer and its deep copies for one, and gives all of them the weights of whichever was asked first.
     """
-    return _replaced(call, faithful_copy(call, model), lambda module: module, {})
+    return _replaced(call, faithful_copy(call, model), {}, lambda call, module: module)
 
 
 def plain_copy(call: str, model: nn.Module) -> nn.Module:
     """What :func:`export` gives, in the mode, training or evaluation, that the model is in."""
-    return _replaced(call, faithful_copy(call, model), _plain, {})
+    return _replaced(call, faithful_copy(call, model), {}, _plain)
 
 
 def _replaced(
-    call: str, module: nn.Module, change: Callable[[nn.Module], nn.Module], done: dict[nn.Module, nn.Module]
+    call: str, module: nn.Module, done: dict[nn.Module, nn.Module], change: Callable[[str, nn.Module], nn.Module]
 ) -> nn.Module:
     """A module with its weights baked in and its parts replaced, then changed; one that occurs twice stays one."""
     if module in done:
@@ -73,12 +73,12 @@ def _replaced(
     baked = _baked(module) if parametrize.is_parametrized(module) else module
     for name, child in list(baked._modules.items()):
         if child is not None:
-            setattr(baked, name, _replaced(call, child, change, done))
-    done[module] = change(baked)
+            setattr(baked, name, _replaced(call, child, done, change))
+    done[module] = change(call, baked)
     return done[module]
 
 
-def _plain(module: nn.Module) -> nn.Module:
+def _plain(call: str, module: nn.Module) -> nn.Module:
     """A layer of this package in torch's operations, others as they are, and so those that hooks or a user changed."""
     if not is_genuine(type(module), "gramcert") or not isinstance(module, Exportable):
         return module
@@ -86,7 +86,10 @@ def _plain(module: nn.Module) -> nn.Module:
         require_known("export", module, type(module))
     except TypeError:
         return module
-    return module.plain().eval()
+    try:
+        return module.plain().eval()
+    except ValueError as error:
+        raise ValueError(f"{call}({type(module).__name__}): {error}") from None
 
 
 def _baked(module: nn.Module) -> nn.Module:

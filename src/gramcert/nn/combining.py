@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from gramcert.exact import exact, float_up
 from gramcert.geometry.recognition import require_known
-from gramcert.nn.guarantee import constant_and_size
 from gramcert.nn.layer import Layer
+from gramcert.nn.outline import Outline
 from gramcert.nn.pooling import root_float32
-from gramcert.nn.torch_layers import Size
-from gramcert.rounding import length_up, product_up, sum_up
+from gramcert.operators.graph import Variable
 
 
 class Residual(Layer):
@@ -51,18 +50,16 @@ class Residual(Layer):
         y = y.reshape_as(x)  # so that a traced copy refuses other shapes too, where a sum would repeat entries
         return x + y if self.weight is None else self.keep * x + self.weight * y
 
-    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
+    def outlined(self, outline: Outline, x: Variable) -> Variable:
         """Triangle inequality."""
-        _require_no_overwriting(f"{call}(Residual)", self.module)
-        constant, after = constant_and_size(call, self.module, size)
-        if size is not None and after != size:
-            raise ValueError(f"{call}(Residual): its module turns size {size} into {after}, so they cannot be added")
-        keep, share = (
-            (1.0, 1.0)
-            if self.weight is None
-            else tuple(_size(f"{call}(Residual.weight)", value) for value in (self.keep, self.weight))
-        )
-        return sum_up((keep, product_up(share, constant))), size
+        _require_no_overwriting(f"{outline.call}(Residual)", self.module)
+        y = outline.module(x, self.module)
+        if self.weight is not None:
+            x, y = (
+                outline.b.scaled(value, _size(f"{outline.call}(Residual.weight)", factor))
+                for value, factor in ((x, self.keep), (y, self.weight))
+            )
+        return outline.b.sum([(x, 1), (y, 1)])
 
     def extra_repr(self) -> str:
         """For printing."""
@@ -92,20 +89,14 @@ class Concatenation(Layer):
         """The parts side by side."""
         return self.factor * torch.cat([part(x) for part in self.parts], 1)
 
-    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
+    def outlined(self, outline: Outline, x: Variable) -> Variable:
         """The root of the sum of squares."""
-        require_known(call, self.parts, nn.ModuleList)
+        require_known(outline.call, self.parts, nn.ModuleList)
         for part in self.parts:
-            _require_no_overwriting(f"{call}(Concatenation)", part)
-        found = [constant_and_size(call, part, size) for part in self.parts]
-        sizes = {after for _, after in found}
-        if len(sizes) > 1:
-            raise ValueError(f"{call}(Concatenation): its parts turn size {size} into different ones, {sizes}")
-        constants = [constant for constant, _ in found]
-        factor = _size(f"{call}(Concatenation.factor)", self.factor)
-        if all(constant <= 1 for constant in constants) and Fraction(factor) ** 2 * len(constants) <= 1:
-            return 1.0, sizes.pop()
-        return product_up(factor, length_up(constants)), sizes.pop()
+            _require_no_overwriting(f"{outline.call}(Concatenation)", part)
+        parts = [outline.module(x, part) for part in self.parts]
+        together = outline.b.joint(parts, "concatenate", x.shape, lambda values: torch.cat(values, 1))
+        return outline.b.scaled(together, _size(f"{outline.call}(Concatenation.factor)", self.factor))
 
     def extra_repr(self) -> str:
         """For printing."""

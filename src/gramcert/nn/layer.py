@@ -1,4 +1,4 @@
-"""What the layers of this package share: a check of the input, a computation that can be traced, a guarantee."""
+"""What the layers of this package share: a check of the input, a computation that can be traced, a description."""
 
 import abc
 from typing import Any
@@ -6,15 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramcert.nn.torch_layers import Size
+from gramcert.nn.outline import Outline
+from gramcert.operators.graph import Variable
 
 
 class Layer(nn.Module, abc.ABC):
     """A 1-Lipschitz layer without weights, or with weights that it may use as they are.
 
     Subclasses say what they :meth:`compute` by operations that torch can trace, whatever the number of axes;
-    :meth:`check` refuses inputs that it is not made for. A subclass whose constant is not exactly 1, or that changes
-    the spatial size, has its own :meth:`guarantee`.
+    :meth:`check` refuses inputs that it is not made for. A subclass whose constant is not exactly 1 has its own
+    :meth:`outlined`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,9 +41,14 @@ class Layer(nn.Module, abc.ABC):
     def compute(self, x: Tensor) -> Tensor:
         """The layer itself."""
 
-    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
-        """Its certified constant, and the spatial size of its output."""
-        return 1.0, size
+    def describe(self, outline: Outline, x: Variable) -> Variable:
+        """What it is at every input size, after a look at its tensors."""
+        self.require_shapes(outline.call)
+        return self.outlined(outline, x)
+
+    def outlined(self, outline: Outline, x: Variable) -> Variable:
+        """The layer as a part of a graph without shapes."""
+        return outline.constant(x, 1.0, type(self).__name__)
 
     def plain(self) -> nn.Module:
         """The same function without this package: a graph of torch's operations."""

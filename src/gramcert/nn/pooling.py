@@ -10,7 +10,9 @@ from torch import Tensor
 
 from gramcert.arguments import Sizes, axis_sizes
 from gramcert.nn.layer import Layer, expected
-from gramcert.nn.torch_layers import Size, pooled_size, windows_per_place
+from gramcert.nn.outline import Outline
+from gramcert.operators.graph import Variable
+from gramcert.operators.rules import windows_per_place
 from gramcert.rounding import root_up
 
 _MEAN: tuple[Any, ...] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
@@ -48,12 +50,11 @@ class _Pool(Layer):
         result: Tensor = _MEAN[self.axes - 1](x, self.kernel_size, self.stride)
         return result
 
-    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
+    def outlined(self, outline: Outline, x: Variable) -> Variable:
         """At most 1, because the factor is rounded down, for the windows that it was made for."""
         square = Fraction(self.factor) ** 2 * Fraction(self.overlap, math.prod(self.kernel_size))
         constant = 1.0 if square <= 1 else root_up(math.nextafter(float(square), math.inf))
-        _require_axes(f"{call}({type(self).__name__})", size, self.axes)
-        return constant, pooled_size(size, self.kernel_size, self.stride)
+        return outline.constant(x, constant, type(self).__name__)
 
     def extra_repr(self) -> str:
         """For printing."""
@@ -122,19 +123,9 @@ class Subsample(Layer):
         """A slice."""
         return x[(slice(None), slice(None), *(slice(None, None, step) for step in self.stride))]
 
-    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
-        """A part of the input."""
-        _require_axes(f"{call}(Subsample)", size, len(self.stride))
-        return 1.0, None if size is None else tuple(-(-n // s) for n, s in zip(size, self.stride, strict=True))
-
     def extra_repr(self) -> str:
         """For printing."""
         return f"stride={self.stride}"
-
-
-def _require_axes(call: str, size: Size, axes: int) -> None:
-    if size is not None and len(size) != axes:
-        raise ValueError(f"{call}: expected {axes} spatial sizes, got {size}")
 
 
 def root_float32(square: Fraction) -> float:

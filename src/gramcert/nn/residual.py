@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations, require_finite
 from gramcert.bounds.gram import positive
 from gramcert.bounds.layer import norm2
-from gramcert.certified.deployed import residual_upper
 from gramcert.geometry.convolution import Convolution, full_weight
 from gramcert.geometry.recognition import require_known
 from gramcert.nn.layer import expected
-from gramcert.nn.torch_layers import Size
+from gramcert.nn.outline import Outline
 from gramcert.operators import elementwise
+from gramcert.operators.graph import Variable
+from gramcert.operators.measurement import ResidualLayer
 from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling, largest_entry
 
 Rescaling = Literal["sr", "aol", "sn"]
@@ -44,7 +45,7 @@ class _Residual(nn.Module):
         rescaling: Rescaling,
         iterations: int | None,
         form: Form,
-        input_size: Size,
+        input_size: tuple[int, ...] | None,
         device: torch.device | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -75,11 +76,7 @@ class _Residual(nn.Module):
             nn.init.zeros_(self.log_q)
 
     def outer_weight(self) -> Tensor:
-        """2R²Wᵀ, the weight that leads back to the channels, in the layout of the inner one."""
-        return self._rescaled()[0]
-
-    def _rescaled(self) -> tuple[Tensor, Tensor]:
-        """The outer weight, and R in float64, as it is after R² has been rounded.
+        """2R²Wᵀ, the weight that leads back to the channels, in the layout of the inner one.
 
         R of W/s is s·R, whatever the scale s. Computed so, nothing overflows: R² alone might.
         """
@@ -88,7 +85,7 @@ class _Residual(nn.Module):
         moderate = weight / scale
         squares = self._factors(moderate).square()
         outer = (2 * squares.reshape(-1, *(1,) * (weight.dim() - 1)) * moderate) / scale
-        return outer.to(self.weight.dtype), squares.detach().double().sqrt() / scale.double()
+        return outer.to(self.weight.dtype)
 
     def _factors(self, weight: Tensor) -> Tensor:
         """R of a weight, one factor per hidden channel, in float32 or better."""
@@ -106,17 +103,17 @@ class _Residual(nn.Module):
         """A weight as a convolution from the channels to the hidden ones."""
         return Convolution(weight, padding=self.padding) if self.padding else Convolution(weight[:, :, None])
 
-    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
-        """Its certified constant with the weights as they are, and the spatial size of its output."""
+    def describe(self, outline: Outline, x: Variable) -> Variable:
+        """The theorem of the residual layer, with the weights as they are."""
+        call = outline.call
         require_known(call, self.activation, type(self.activation))
         _checked(call, self.activation)
         with torch.no_grad():
-            outer, factors = self._rescaled()
-        inner = self._convolution(full_weight(self.weight))
-        outer = full_weight(outer).reshape(inner.kernel.shape)
+            inner = self._convolution(full_weight(self.weight.detach()))
+            outer = full_weight(self.outer_weight()).reshape(inner.kernel.shape)
         for weight in (inner.kernel, outer):
             require_finite(call, type(self).__name__, weight)
-        return residual_upper(call, inner, outer, factors, size if self.padding else None), size
+        return outline.layer(x, ResidualLayer(inner, outer, None))
 
     def extra_repr(self) -> str:
         """For printing."""

@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 from gramcert.arguments import axis_sizes, can_be_read
 from gramcert.nn.layer import Layer, expected
-from gramcert.nn.torch_layers import Size
+from gramcert.nn.outline import Outline
+from gramcert.operators.graph import Variable
+
+_OF_BATCH = "in training mode it depends on the batch; call .eval() first"
 
 
 class PadChannels(Layer):
@@ -148,13 +151,14 @@ class BatchCentering(Layer):
             mean = x.transpose(0, 1).flatten(1).mean(1)
             with torch.no_grad():
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-        return (x.movedim(1, -1) - (mean - self.bias)).movedim(-1, 1)
+        # One after the other: what is computed of the two alone would be rounded before anybody could bound it.
+        return (x.movedim(1, -1) - mean + self.bias).movedim(-1, 1)
 
-    def guarantee(self, call: str, size: Size) -> tuple[float, Size]:
+    def outlined(self, outline: Outline, x: Variable) -> Variable:
         """A shift, in evaluation mode."""
         if self.training:
-            raise ValueError(f"{call}(BatchCentering): in training mode it depends on the batch; call .eval() first")
-        return 1.0, size
+            raise ValueError(f"{outline.call}(BatchCentering): {_OF_BATCH}")
+        return super().outlined(outline, x)
 
     def extra_repr(self) -> str:
         """For printing."""
@@ -163,5 +167,5 @@ class BatchCentering(Layer):
     def plain(self) -> nn.Module:
         """In evaluation mode."""
         if self.training:
-            raise ValueError("BatchCentering: only evaluation mode can be exported; call .eval() first")
+            raise ValueError(_OF_BATCH)
         return super().plain()

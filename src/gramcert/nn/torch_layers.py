@@ -1,97 +1,173 @@
-"""Constants of torch's own layers without weights: reshaping, pooling, elementwise activations."""
+"""Torch's own layers at every input size: reshaping, pooling, normalisation, elementwise activations."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
-from gramcert.operators import elementwise
+from gramcert.geometry.padding import PaddingMode, largest_repetition_of_any_size
+from gramcert.operators import elementwise, rules
+from gramcert.operators.graph import Builder, Nonlinear, Variable
 from gramcert.rounding import root_up
 
-Size = tuple[int, ...] | None
+Rule = Callable[[Builder, Variable, Any], Variable]
 
-_POOLING: tuple[type[Any], ...] = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_RULES: dict[type[nn.Module], Rule] = {}
 
 
-def torch_constant(call: str, module: nn.Module, size: Size) -> tuple[float, Size]:
-    """The constant and the output size of a layer of torch that has no weights; what is not known is an error."""
-    name = type(module).__name__
-    if type(module) in _DROPOUT:
-        if module.training:
-            raise ValueError(f"{call}({name}): in training mode dropout is random; call .eval() first")
-        return 1.0, size
-    if type(module) is nn.Flatten:
-        return 1.0, None if size is None else ()
-    if type(module) in (nn.PixelShuffle, nn.PixelUnshuffle):
-        if size is not None and len(size) != 2:
-            raise ValueError(f"{call}({name}): expected 2 spatial sizes, got {size}")
-        return 1.0, _shuffled(module, size)
-    if type(module) in _POOLING:
-        return _pooled(call, module, size)
-    bounds = elementwise.of_module(module)
-    if isinstance(bounds, str):
-        raise TypeError(f"{call}({name}): it has no constant: {bounds}")
-    if bounds is None:
+def describe_torch_layer(call: str, b: Builder, x: Variable, module: nn.Module) -> Variable:
+    """Append what a layer of torch without a matrix does; what is not known is an error."""
+    name = f"{call}({type(module).__name__})"
+    rule = _RULES.get(type(module))
+    if rule is not None:
+        try:
+            return rule(b, x, module)
+        except rules.Unknown as error:
+            raise TypeError(f"{name}: it has no constant: {error}") from None
+    slopes = elementwise.of_module(module)
+    if isinstance(slopes, str):
+        raise TypeError(f"{name}: it has no constant: {slopes}")
+    if slopes is None:
         raise TypeError(
-            f"{call}({name}): its constant is not known; expected a layer of gramcert.nn, Linear, a Conv or "
-            f"ConvTranspose layer, an elementwise activation, pooling, Flatten or a Sequential of such"
+            f"{name}: its constant is not known; expected a layer of gramcert.nn, Linear, a Conv or ConvTranspose "
+            f"layer, an elementwise activation, pooling, normalisation, Flatten or a Sequential of such, or with "
+            f"input_shape, the shape of one example, whatever torch can trace"
         )
-    return max(abs(bounds[0]), abs(bounds[1])), size
+    return b.nonlinear(x, Nonlinear(max(map(abs, slopes)), type(module).__name__, slopes))
 
 
-def windows_per_place(taps: int, stride: int, dilation: int = 1) -> int:
-    """In how many windows one place of an axis can be: taps a with stride·o + dilation·a = place."""
-    return -(-taps // (stride // math.gcd(stride, dilation)))
+def _rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(kinds, rule))
+        return rule
+
+    return register
 
 
-def pooled_size(size: Size, taps: tuple[int, ...], stride: tuple[int, ...]) -> Size:
-    """Size after pooling without padding."""
-    if size is None:
-        return None
-    return tuple((n - k) // s + 1 for n, k, s in zip(size, taps, stride, strict=True))
+@_rule(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
+@_rule(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
+def _moved(b: Builder, x: Variable, module: Any) -> Variable:
+    """No entry occurs twice."""
+    return b.nonlinear(x, Nonlinear(1.0, "move"))
 
 
-def _windows(size: int, taps: int, stride: int, padding: int, dilation: int, *, round_up: bool) -> int:
-    """How many windows torch's pooling takes: rounded up, but none that begins beyond the input."""
-    room = size + 2 * padding - dilation * (taps - 1) - 1
-    count = (-(-room // stride) if round_up else room // stride) + 1
-    return count - 1 if round_up and (count - 1) * stride >= size + padding else count
+@_rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+def _dropout(b: Builder, x: Variable, module: Any) -> Variable:
+    if module.training:
+        raise rules.Unknown("in training mode dropout is random; call .eval() first")
+    return b.same(x)
 
 
-def _shuffled(module: nn.Module, size: Size) -> Size:
-    if size is None:
-        return None
-    if isinstance(module, nn.PixelShuffle):
-        return tuple(n * module.upscale_factor for n in size)
-    assert isinstance(module, nn.PixelUnshuffle)
-    return tuple(n // module.downscale_factor for n in size)
+@_rule(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d)
+@_rule(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d)
+@_rule(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d)
+def _padded(b: Builder, x: Variable, module: Any) -> Variable:
+    """The root of how often a place can occur; amounts that crop drop some."""
+    modes: dict[str, PaddingMode] = {"Refl": "reflect", "Repl": "replicate", "Circ": "circular"}
+    mode, amounts = modes[type(module).__name__[:4]], [max(0, amount) for amount in module.padding]
+    copies = 1
+    for before, after in zip(amounts[::2], amounts[1::2], strict=True):
+        copies *= largest_repetition_of_any_size(before, after, mode)
+    return b.nonlinear(x, Nonlinear(rules.root(copies), "padding"))
 
 
-def _pooled(call: str, module: Any, size: Size) -> tuple[float, Size]:
-    """Of a maximum: the root of how many windows share a place. Of an average: √(rows·columns) of absolute sums."""
-    name = type(module).__name__
-    axes = int(name[-2])
+# Pooling
 
-    def per_axis(value: Any) -> tuple[int, ...]:
-        values = (value,) if isinstance(value, int) else tuple(value)
-        return values * axes if len(values) == 1 else values
 
-    taps, stride, padding = per_axis(module.kernel_size), per_axis(module.stride), per_axis(module.padding)
-    is_average = isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d))
-    dilation = (1,) * axes if is_average else per_axis(module.dilation)
-    overlap = math.prod(windows_per_place(*axis) for axis in zip(taps, stride, dilation, strict=True))
-    sizes: Size = None
-    if size is not None:
-        if len(size) != axes:
-            raise ValueError(f"{call}({name}): expected {axes} spatial sizes, got {size}")
-        steps = zip(size, taps, stride, padding, dilation, strict=True)
-        sizes = tuple(_windows(*step, round_up=module.ceil_mode) for step in steps)
-    if not is_average:
-        if module.return_indices:
-            raise TypeError(f"{call}({name}): with return_indices it has two outputs")
-        return root_up(overlap) if overlap > 1 else 1.0, sizes
-    if module.ceil_mode or (any(padding) and not module.count_include_pad) or getattr(module, "divisor_override", None):
-        raise TypeError(f"{call}({name}): ceil_mode, divisor_override or windows counted without padding are not known")
-    # Each output is a mean, and each place is in at most `overlap` windows, with the weight 1/taps.
-    return root_up(math.nextafter(overlap / math.prod(taps), math.inf)), sizes
+@_rule(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+def _max_pool(b: Builder, x: Variable, module: Any) -> Variable:
+    """The root of how many windows share a place."""
+    if module.return_indices:
+        raise rules.Unknown("with return_indices it has two outputs")
+    axes = int(type(module).__name__[-2])
+    windows = [_per_axis(value, axes) for value in (module.kernel_size, module.stride, module.dilation)]
+    shares = math.prod(rules.windows_per_place(*axis) for axis in zip(*windows, strict=True))
+    return b.nonlinear(x, Nonlinear(rules.root(shares), "max pool"))
+
+
+@_rule(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+def _average_pool(b: Builder, x: Variable, module: Any) -> Variable:
+    """√(rows·columns) of absolute sums: each output is a mean, and each place is in so many windows, by 1/taps."""
+    axes = int(type(module).__name__[-2])
+    taps, stride = _per_axis(module.kernel_size, axes), _per_axis(module.stride, axes)
+    shares = math.prod(rules.windows_per_place(*axis) for axis in zip(taps, stride, strict=True))
+    if getattr(module, "divisor_override", None):
+        sums = math.prod(taps) / module.divisor_override
+        return b.nonlinear(x, Nonlinear(_root_of(sums * shares / module.divisor_override), "average pool"))
+    if module.ceil_mode or (any(_per_axis(module.padding, axes)) and not module.count_include_pad):
+        # A window of which only one place counts has it with the weight 1.
+        return b.nonlinear(x, Nonlinear(rules.root(shares), "average pool"))
+    return b.nonlinear(x, Nonlinear(_root_of(shares / math.prod(taps)), "average pool"))
+
+
+@_rule(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+@_rule(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+def _adaptive_pool(b: Builder, x: Variable, module: Any) -> Variable:
+    """An axis of one place is repeated as often as there are outputs; one whose size is kept is left alone."""
+    if getattr(module, "return_indices", False):
+        raise rules.Unknown("with return_indices it has two outputs")
+    outputs = _per_axis(module.output_size, int(type(module).__name__[-2]))
+    return b.nonlinear(x, Nonlinear(rules.root(math.prod(count or 1 for count in outputs)), "adaptive pool"))
+
+
+def _per_axis(value: Any, axes: int) -> tuple[Any, ...]:
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return values * axes if len(values) == 1 else values
+
+
+def _root_of(square: float) -> float:
+    """Of a quotient that was rounded a few times."""
+    return root_up(square * (1 + 2.0**-50))
+
+
+# Normalisation
+
+
+@_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+def _batch_norm(b: Builder, x: Variable, module: Any) -> Variable:
+    if module.running_var is None:
+        raise rules.Unknown("it keeps no running statistics, so it normalises by the batch itself")
+    if module.training:
+        raise rules.Unknown("in training mode it mixes the examples of a batch; call .eval() first")
+    factors, distance = rules.batch_norm_factors(module.weight, module.running_var, module.eps)
+    return b.scaled(x, factors.abs().max(), distance)
+
+
+@_rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+def _instance_norm(b: Builder, x: Variable, module: Any) -> Variable:
+    if module.track_running_stats:
+        return _batch_norm(b, x, module)
+    return _normalised(b, x, module, "instance norm")
+
+
+@_rule(nn.LayerNorm)
+def _layer_norm(b: Builder, x: Variable, module: Any) -> Variable:
+    return _normalised(b, x, module, "layer norm", math.prod(module.normalized_shape))
+
+
+@_rule(nn.GroupNorm)
+def _group_norm(b: Builder, x: Variable, module: Any) -> Variable:
+    return _normalised(b, x, module, "group norm")
+
+
+@_rule(nn.RMSNorm)
+def _rms_norm(b: Builder, x: Variable, module: Any) -> Variable:
+    return _normalised(b, x, module, "rms norm", math.prod(module.normalized_shape))
+
+
+def _normalised(b: Builder, x: Variable, module: Any, name: str, count: int = 0) -> Variable:
+    """Of so many entries, 0 where that depends on the size; times the largest weight."""
+    dtype = torch.float32 if module.weight is None else module.weight.dtype
+    epsilon = torch.finfo(dtype).eps if module.eps is None else module.eps
+    epsilon = min(rules.typed(epsilon, torch.float32), epsilon)  # whatever the type of the input is
+    y = rules.normalised(b, x, count, epsilon, torch.float64, name)
+    if module.weight is not None:
+        y = b.scaled(y, rules.exact(module.weight).abs().max())
+    return y
+
+
+@_rule(nn.Softmax, nn.Softmin, nn.Softmax2d)
+def _softmax(b: Builder, x: Variable, module: Any) -> Variable:
+    return b.nonlinear(x, Nonlinear(rules.SOFTMAX, "softmax"))

@@ -1,7 +1,7 @@
 r"""Functions of each entry alone: between which numbers their slopes lie, on all reals, or why there is no bound.
 
 A new one is one entry of :data:`TABLE`. Readers of files and of modules find it there by its name, which is that of
-torch's operator, and hand over the parameters that it has.
+torch's operator, and hand over the parameters that it has; the same operator evaluates it in float64.
 
 Slopes of x·g(x) with g a sigmoid, erf or the like do not depend on the scale k in x·g(kx): with t = kx the slope is
 g(t) + t·g'(t). The numbers are the extrema of these, rounded outward; ``tests/operators/test_elementwise.py`` computes
@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramcert.exact import exact
-from gramcert.rounding import up
+from gramcert.operators.rounded import Compute, Rounded, exactly, norms
+from gramcert.rounding import gamma, next_up, root_up, underflow, up
 
 Slopes = tuple[float, float]
 Number = float | Tensor  # a tensor where there is one for each channel
@@ -54,12 +56,16 @@ class Function:
         module: torch's layer.
         parameters: names, which are those of torch's layer and operator, and defaults.
         assumed: what its slopes rest on.
+        compute: its values, where that is not torch's operator of its name with its parameters.
+        is_exact: whether it only selects, negates or drops numbers, and so rounds nothing.
     """
 
     slopes: Slopes | str | Callable[..., Slopes | str]
     module: type[nn.Module] | None = None
     parameters: Mapping[str, Number] = field(default_factory=dict)
     assumed: str = ""
+    compute: Callable[..., Tensor] | None = None
+    is_exact: bool = False
 
     def slopes_for(self, parameters: Mapping[str, Number]) -> Slopes | str:
         """The slopes for parameters, or for their defaults."""
@@ -116,7 +122,7 @@ def threshold(threshold: float, value: float) -> Slopes | str:
     return _UNIT if threshold == value else "it jumps"
 
 
-def hard_sigmoid(alpha: float) -> Slopes:
+def hard_sigmoid(alpha: float, beta: float = 0.5) -> Slopes:
     """clamp(αx + β, 0, 1)."""
     return min(0.0, alpha), max(0.0, alpha)
 
@@ -133,36 +139,58 @@ def gated_clamp(shift: float, min: float, max: float) -> Slopes | str:
     return builtins.min(slopes) - off, builtins.max(slopes) + off
 
 
+# Torch's elementwise operators in float64: |computed - true| <= γ_ULPS·g·(1 + |x| + |f(x)|) in each entry, where g is
+# the product of 1 + |p| over the parameters. So far does f move by a parameter, too: |Δf| <= 4g·|Δp|·(1 + |x|).
+ULPS = 64
+ELEMENTARY = (
+    "elementary functions of torch in float64 (exp, tanh, erf and the like) are within 64 unit roundoffs of "
+    "1 + |x| + |f(x)|"
+)
+
+
 TABLE: dict[str, Function] = {
-    "identity": Function((1.0, 1.0), nn.Identity),
-    "relu": Function(_UNIT, nn.ReLU),
-    "relu6": Function(_UNIT, nn.ReLU6),
-    "hardtanh": Function(_UNIT, nn.Hardtanh),
-    "clamp": Function(_UNIT, parameters={"min": -math.inf, "max": math.inf}),
+    "identity": Function((1.0, 1.0), nn.Identity, compute=lambda x: x, is_exact=True),
+    "relu": Function(_UNIT, nn.ReLU, is_exact=True),
+    "relu6": Function(_UNIT, nn.ReLU6, is_exact=True),
+    "hardtanh": Function(_UNIT, nn.Hardtanh, {"min_val": -1.0, "max_val": 1.0}, is_exact=True),
+    "clamp": Function(_UNIT, parameters={"min": -math.inf, "max": math.inf}, is_exact=True),
     "gated clamp": Function(gated_clamp, parameters={"shift": 3.0, "min": 0.0, "max": 6.0}),
     "leaky_relu": Function(leaky, nn.LeakyReLU, {"negative_slope": 0.01}),
-    "rrelu": Function(random_leaky, nn.RReLU, {"lower": 1 / 8, "upper": 1 / 3}),
+    "rrelu": Function(
+        random_leaky,
+        nn.RReLU,
+        {"lower": 1 / 8, "upper": 1 / 3},
+        compute=lambda x, lower, upper: F.leaky_relu(x, (lower + upper) / 2),
+    ),
     "prelu": Function(prelu, nn.PReLU, {"weight": 0.25}),
     "threshold": Function(threshold, nn.Threshold, {"threshold": 0.0, "value": 0.0}),
     "elu": Function(elu, nn.ELU, {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}),
-    "selu": Function(elu, nn.SELU, {"alpha": SELU_ALPHA, "scale": SELU_SCALE, "input_scale": 1.0}),
+    "selu": Function(
+        elu, nn.SELU, {"alpha": SELU_ALPHA, "scale": SELU_SCALE, "input_scale": 1.0}, compute=torch.ops.aten.elu
+    ),
     "celu": Function(celu, nn.CELU, {"alpha": 1.0}),
     "softplus": Function(softplus, nn.Softplus, {"beta": 1.0, "threshold": 20.0}, _SOFTPLUS),
     "tanh": Function(_UNIT, nn.Tanh),
-    "softsign": Function(_UNIT, nn.Softsign),
+    "softsign": Function(_UNIT, nn.Softsign, compute=F.softsign),
     "log_sigmoid": Function(_UNIT, nn.LogSigmoid),
-    "softshrink": Function(_UNIT, nn.Softshrink),
-    "tanhshrink": Function(_UNIT, nn.Tanhshrink),
+    "softshrink": Function(_UNIT, nn.Softshrink, {"lambd": 0.5}),
+    "tanhshrink": Function(_UNIT, nn.Tanhshrink, compute=F.tanhshrink),
     "sigmoid": Function((0.0, 0.25), nn.Sigmoid),
-    "hardsigmoid": Function(hard_sigmoid, nn.Hardsigmoid, {"alpha": SIXTH}),
-    "hard sigmoid": Function(hard_sigmoid, parameters={"alpha": 0.2}),  # with another β than ½
+    "hardsigmoid": Function(
+        hard_sigmoid, nn.Hardsigmoid, {"alpha": SIXTH}, compute=lambda x, alpha: (alpha * x + 0.5).clamp(0, 1)
+    ),
+    "hard sigmoid": Function(  # with another β than ½
+        hard_sigmoid,
+        parameters={"alpha": 0.2, "beta": 0.5},
+        compute=lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
+    ),
     "hardswish": Function(HARDSWISH, nn.Hardswish),
     "silu": Function(SILU, nn.SiLU),
     "gelu": Function(GELU, nn.GELU),
-    "gelu_tanh": Function(GELU_TANH),
+    "gelu_tanh": Function(GELU_TANH, compute=lambda x: F.gelu(x, approximate="tanh")),
     "mish": Function(MISH, nn.Mish, assumed=_SOFTPLUS),
     "erf": Function(ERF),
-    "abs": Function(_SIGNED),
+    "abs": Function(_SIGNED, is_exact=True),
     "sin": Function(_SIGNED),
     "cos": Function(_SIGNED),
     "atan": Function(_UNIT),
@@ -181,6 +209,35 @@ TABLE: dict[str, Function] = {
     "round": Function("it jumps"),
     "hardshrink": Function("it jumps", nn.Hardshrink),
 }
+
+
+def computing(name: str, parameters: Mapping[str, Number]) -> Compute | None:
+    """How a function of the table is evaluated; ``None`` where it is not known with numbers alone."""
+    function = TABLE[name]
+    given = {**function.parameters, **parameters}
+    operator = function.compute or getattr(torch.ops.aten, name, None)
+    if operator is None or any(isinstance(number, Tensor) for number in given.values()):
+        return None
+    numbers = [float(number) for number in given.values() if math.isfinite(number)]
+    if name == "rrelu":  # whose slope is their mean
+        numbers.append(sum(numbers) / 2)
+    gain = up(math.prod(1 + abs(number) for number in numbers) * (1 + gamma(2 * len(numbers))))
+    moved = up(up(4 * gain) * up(sum(map(_off, numbers))))
+    # Softplus is log(1 + e^x), and torch's switch to x at its threshold a jump away from it.
+    if name == "softplus":
+        moved = up(moved + 2 * math.exp(-float(given["threshold"])) / float(given["beta"]))
+    return lambda x: evaluated(x, operator(x, **given), 0.0 if function.is_exact else gain, moved)
+
+
+def evaluated(x: Tensor, y: Tensor, gain: float = 1.0, moved: float = 0.0) -> Rounded:
+    """Values with γ·gain·(1 + |x| + |y|) for their rounding, and moved·(1 + |x|) for that of their parameters."""
+    if not gain and not moved:
+        return exactly(y)
+    unit = up(gamma(ULPS) * gain) if gain else 0.0
+    length = next_up(norms(x) + root_up(float(x[0].numel())))
+    both = next_up(next_up(length * up(unit + moved)) + next_up(norms(y) * unit))
+    return y, next_up(both + underflow(ULPS * x[0].numel()))
+
 
 _MODULES = {function.module: name for name, function in TABLE.items() if function.module is not None}
 
@@ -220,3 +277,9 @@ def _product(first: float, second: float) -> float:
 
 def _float32(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32))
+
+
+def _off(number: float) -> float:
+    """How far a number is from itself in float32, which it may be rounded to where the network runs."""
+    rounded = _float32(number)
+    return up(abs(number - rounded)) if rounded != number else 0.0

@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from gramcert.geometry.padding import PaddingMode, Pairs
-from gramcert.operators.linear import LinearMap, Move, Scale, Shape
+from gramcert.operators.linear import LinearMap, Move, Scale, Shape, Shift
+from gramcert.operators.measurement import Measurement
+from gramcert.operators.rounded import Compute, Rounded, norms, rounding
+from gramcert.rounding import next_up
 
 # The name of what is unbounded only because of what it acts on.
 CONSEQUENCE = "consequence"
 
 Moving = Callable[[Tensor], Tensor]
 PaddingOf = tuple[PaddingMode, Pairs] | None
+
+_ONE = torch.ones((), dtype=torch.float64)
 
 # Entries of a tensor that may be followed place by place, and of constants that may be computed.
 MOST_ENTRIES = 2**27
@@ -39,6 +44,7 @@ class Nonlinear:
         slopes: between which its slopes lie, if it acts on each entry alone.
         why: how the constant is known.
         parameters: numbers that it was made with, by their names in the table of elementwise functions.
+        compute: what it does to a batch in float64, with its rounding; ``None`` where that is not known.
     """
 
     constant: float
@@ -46,6 +52,7 @@ class Nonlinear:
     slopes: tuple[float, float] | None = None
     why: str = "closed form"
     parameters: dict[str, float] = field(default_factory=dict)
+    compute: Compute | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -54,12 +61,25 @@ class Sum:
 
     signs: tuple[int, ...]
 
+    def run(self, values: list[Tensor]) -> Rounded:
+        """One rounding less than there are terms."""
+        y, amount = values[0] * self.signs[0], norms(values[0])
+        for value, sign in zip(values[1:], self.signs[1:], strict=True):
+            y, amount = y + sign * value, next_up(amount + norms(value))
+        return y, rounding(len(values) - 1, amount, y)
+
 
 @dataclass(frozen=True)
 class Joint:
-    """Values side by side, or their larger or smaller ones: no further from each other than its inputs together."""
+    """Values side by side, or their larger or smaller ones: no further from each other than its inputs together.
+
+    Attributes:
+        name: which.
+        select: what it does to batches, without rounding.
+    """
 
     name: str
+    select: Callable[[list[Tensor]], Tensor] = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -75,7 +95,14 @@ class Unbounded:
     name: str = ""
 
 
-Operation = Input | LinearMap | Nonlinear | Sum | Joint | Unbounded
+@dataclass(frozen=True)
+class Layer:
+    """A layer whose constant is measured, for values of which no shape is known."""
+
+    measurement: Measurement
+
+
+Operation = Input | LinearMap | Layer | Nonlinear | Sum | Joint | Unbounded
 
 
 @dataclass(frozen=True)
@@ -167,15 +194,23 @@ class Builder:
         return self._add(linear, (x,), linear.target)
 
     def same(self, x: Variable) -> Variable:
-        """The value itself, with its own name and digest: biases, dropout in evaluation mode."""
-        return self._add(Scale(x.shape, torch.ones((), dtype=torch.float64)), (x,), x.shape)
+        """The value itself, with its own name and digest: dropout in evaluation mode."""
+        return self._add(Scale(x.shape, _ONE), (x,), x.shape)
+
+    def shifted(self, x: Variable, offset: Tensor | None, off: float = 0.0) -> Variable:
+        """Plus a constant that broadcasts to its shape; ``off`` is how far that is from the true one."""
+        return self._add(Shift(x.shape, _ONE, 0.0, offset, off), (x,), x.shape)
 
     def scaled(self, x: Variable, factors: Tensor | float, distance: float = 0.0) -> Variable:
         """Times constants, broadcast to its shape."""
         values = torch.as_tensor(factors, dtype=torch.float64)
         shape = tuple(torch.broadcast_shapes(x.shape, values.shape))
-        x = x if shape == x.shape else self.moved(x, lambda places: places.expand(shape), "expand")
-        return self.linear(x, Scale(shape, values, distance))
+        return self.linear(self.spread(x, shape), Scale(shape, values, distance))
+
+    def spread(self, x: Variable, *shapes: Shape) -> Variable:
+        """Repeated to the shape that it has together with others."""
+        shape = tuple(torch.broadcast_shapes(x.shape, *shapes))
+        return x if shape == x.shape else self.moved(x, lambda places: places.expand(shape), "expand")
 
     def moved(self, x: Variable, move: Moving, name: str = "reshape", padding: PaddingOf = None) -> Variable:
         """Entries moved by a function that acts on a tensor of places (1 + index; 0 stands for a constant)."""
@@ -188,6 +223,10 @@ class Builder:
             return self.unbounded((x,), tuple(places.shape), f"too large to be followed: {self._moved} entries in all")
         return self.linear(x, Move(x.shape, places.contiguous(), padding, name))
 
+    def layer(self, x: Variable, measurement: Measurement) -> Variable:
+        """A layer on values without a shape."""
+        return self._add(Layer(measurement), (x,), x.shape)
+
     def nonlinear(self, x: Variable, operation: Nonlinear, shape: Shape | None = None) -> Variable:
         """A function with a known constant; elementwise unless another shape is given."""
         return self._add(operation, (x,), x.shape if shape is None else shape)
@@ -195,14 +234,13 @@ class Builder:
     def sum(self, terms: list[tuple[Variable, int]]) -> Variable:
         """Values with signs, broadcast to one shape."""
         shape = tuple(torch.broadcast_shapes(*(x.shape for x, _ in terms)))
-        spread = [
-            x if x.shape == shape else self.moved(x, lambda places: places.expand(shape), "expand") for x, _ in terms
-        ]
-        return self._add(Sum(tuple(sign for _, sign in terms)), tuple(spread), shape)
+        return self._add(Sum(tuple(sign for _, sign in terms)), tuple(self.spread(x, shape) for x, _ in terms), shape)
 
-    def joint(self, parts: list[Variable], name: str, shape: Shape) -> Variable:
+    def joint(
+        self, parts: list[Variable], name: str, shape: Shape, select: Callable[[list[Tensor]], Tensor]
+    ) -> Variable:
         """Values side by side, their maximum or minimum."""
-        return self._add(Joint(name), tuple(parts), shape)
+        return self._add(Joint(name, select), tuple(parts), shape)
 
     def unbounded(self, inputs: tuple[Variable, ...], shape: Shape, reason: str, name: str = "") -> Variable:
         """A value without a constant."""

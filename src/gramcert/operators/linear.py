@@ -20,15 +20,17 @@ import torch
 from torch import Tensor
 
 from gramcert.certified.gram_symbol import crude_norm
-from gramcert.certified.tapwise import dense_matrix
+from gramcert.certified.tapwise import TapwiseLayer, dense_matrix
 from gramcert.geometry.axis import Axis, layer_axes
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode, Pairs
+from gramcert.operators.rounded import Rounded, exactly, norms, rounding
 from gramcert.rounding import (
     absolute_sums,
     down,
     gamma,
     lift,
+    next_up,
     norm_down,
     norm_up,
     root_up,
@@ -62,6 +64,16 @@ class LinearMap(abc.ABC):
     @abc.abstractmethod
     def terms(self) -> int:
         """At least the number of products that are summed in one entry of the result, or of its adjoint."""
+
+    @abc.abstractmethod
+    def apply(self, x: Tensor) -> Tensor:
+        """The stored map on a batch (samples, *source) in float64, as conventional sums of products."""
+
+    def run(self, x: Tensor) -> Rounded:
+        """The map on a batch, and a bound of the distance of each sample from what the true map makes of it."""
+        y, length = self.apply(x), norms(x)
+        stored = rounding(self.terms, next_up(length * self.size), y)
+        return y, next_up(stored + next_up(length * self.error)) if self.error else stored
 
     @abc.abstractmethod
     def dense(self) -> Tensor:
@@ -166,6 +178,16 @@ class Move(LinearMap):
         flat = self.index.flatten()
         return len(flat) == math.prod(self.source) and bool((flat == torch.arange(1, len(flat) + 1)).all())
 
+    def apply(self, x: Tensor) -> Tensor:
+        """Places 1 and on hold the entries, place 0 a zero."""
+        if self.is_view:
+            return x.reshape(-1, *self.target)
+        return torch.nn.functional.pad(x.flatten(1), (1, 0))[:, self.index]
+
+    def run(self, x: Tensor) -> Rounded:
+        """Nothing is rounded."""
+        return exactly(self.apply(x))
+
     def dense(self) -> Tensor:
         """A matrix of zeros and ones."""
         matrix = torch.zeros(self.index.numel(), math.prod(self.source) + 1, dtype=torch.float64)
@@ -228,6 +250,15 @@ class Scale(LinearMap):
         """One product."""
         return 1
 
+    def apply(self, x: Tensor) -> Tensor:
+        """Products."""
+        return x * self.factors
+
+    def run(self, x: Tensor) -> Rounded:
+        """Signs round nothing."""
+        is_exact = not self.error and bool((self.factors.abs() == 1).all())
+        return exactly(self.apply(x)) if is_exact else super().run(x)
+
     def dense(self) -> Tensor:
         """A diagonal matrix."""
         return torch.diag(self.factors.expand(self.source).flatten())
@@ -247,6 +278,25 @@ class Scale(LinearMap):
 
     def _parts(self) -> list[bytes]:
         return [repr(tuple(self.factors.shape)).encode(), _bytes(self.factors)]
+
+
+@dataclass(frozen=True, eq=False)
+class Shift(Scale):
+    """The value itself plus a constant, which no difference of two values shows: as a linear map, the identity.
+
+    Attributes:
+        offset: what is added, broadcast to the source; ``None`` where it was not kept.
+        off: distance of the offset from the true one, in the l2 norm.
+    """
+
+    offset: Tensor | None = None
+    off: float = 0.0
+
+    def run(self, x: Tensor) -> Rounded:
+        """One sum in each entry, relative to what comes out."""
+        assert self.offset is not None
+        y = x + self.offset
+        return y, next_up(rounding(1, norms(y), y) + self.off)
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,6 +337,10 @@ class AxisMatrix(LinearMap):
     def terms(self) -> int:
         """The longer side."""
         return max(self.matrix.shape)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """A matrix product along the axis."""
+        return (x.movedim(self.axis + 1, -1) @ self.matrix.mT).movedim(-1, self.axis + 1)
 
     def dense(self) -> Tensor:
         """Blocks of it."""
@@ -393,6 +447,14 @@ class Convolve(LinearMap):
         """Where pixels repeat, an entry is the sum of a few taps."""
         repeats = any(axis.repetition > 1 for axis in self.axes)
         return up(gamma(math.prod(self.layer.kernel_size) + 1) * self.size) if repeats else 0.0
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Tap by tap, without any convolution routine; batches of the source are further samples."""
+        kernel, groups = self.layer.kernel, self.layer.groups
+        taps = TapwiseLayer(kernel.reshape(groups, -1, *kernel.shape[1:]), self.axes)
+        grouped = x.reshape(-1, groups, self.layer.in_channels // groups, *self.input_size)
+        y = (taps.adjoint if self.layer.transposed else taps.apply)(grouped)
+        return y.reshape(-1, *self.target)
 
     def dense(self) -> Tensor:
         """Assembled tap by tap, without any convolution routine."""

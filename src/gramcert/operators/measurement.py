@@ -51,6 +51,7 @@ class Measured:
         witnessed: certified.
         norms: of the two maps of a residual layer, certified upper bounds.
         cached: whether it was known before.
+        stopped: what kept it from being known better, if that was a limit and not rounding.
     """
 
     lower: float | None
@@ -63,6 +64,7 @@ class Measured:
     witnessed: float = 0.0
     norms: tuple[float, float] | None = None
     cached: bool = False
+    stopped: str = field(default="", compare=False)
 
 
 class Measurement(abc.ABC):
@@ -151,7 +153,17 @@ class Norm(Measurement):
         seconds = time.perf_counter() - start
         proved = 0.0 if witness is None else witnessed_lower(linear, witness)
         return self._widened(
-            Measured(found.lower, found.upper, found.method, found.notes, seconds, profile, witness, proved)
+            Measured(
+                found.lower,
+                found.upper,
+                found.method,
+                found.notes,
+                seconds,
+                profile,
+                witness,
+                proved,
+                stopped="" if found.tol_reached else work.stopped,
+            )
         )
 
     def _widened(self, found: Measured) -> Measured:
@@ -160,6 +172,45 @@ class Norm(Measurement):
             return found
         lower, upper = max(0.0, down(found.lower - error)), up(found.upper + error)
         return dataclasses.replace(found, lower=lower, upper=upper)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm(Measurement):
+    """The norm of a convolution at one input size or at every one, or of a matrix.
+
+    Attributes:
+        layer: as it is stored.
+        input_size: ``None`` for every size.
+    """
+
+    layer: Convolution
+    input_size: tuple[int, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """For people."""
+        return "layer"
+
+    @property
+    def geometry(self) -> str:
+        """Channels and taps."""
+        return f"{self.layer.in_channels}→{self.layer.out_channels}, {'×'.join(map(str, self.layer.kernel_size))}"
+
+    @property
+    def is_instant(self) -> bool:
+        """It takes a proof."""
+        return False
+
+    def digest(self) -> str:
+        """Not kept: it is of weights in memory."""
+        raise NotImplementedError
+
+    def run(self, tol: float, max_seconds: float | None = None) -> Measured:
+        """See :func:`gramcert.certified.deployed.refined`."""
+        work = Work(MAX_BYTES, max_seconds, call="lipschitz_bound")
+        found = refined("lipschitz_bound", self.layer, self.input_size, tol, work)
+        stopped = "" if found.tol_reached else work.stopped
+        return Measured(found.lower, found.upper, found.method, found.notes, stopped=stopped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +276,8 @@ class ResidualLayer(Measurement):
         method = "theorem of the residual layer: slopes of φ in [0, 1], WᵀW ⪯ R⁻²"
         profile = _profile(self.inner) if self.input_size is not None else ()
         seconds = time.perf_counter() - start
-        return Measured(None, parts.constant(*norms), method, notes, seconds, profile, norms=norms)
+        stopped = "" if scaled.tol_reached and spread.tol_reached else work.stopped
+        return Measured(None, parts.constant(*norms), method, notes, seconds, profile, norms=norms, stopped=stopped)
 
 
 def witnessed_lower(linear: LinearMap, witness: Tensor) -> float:

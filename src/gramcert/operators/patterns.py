@@ -4,17 +4,21 @@ x·sigmoid(kx) is SiLU, x·(1 + erf(kx)) is GELU, √(mean of x²) a pooling, d/
 recognised by the nodes it is made of.
 """
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gramcert.operators import elementwise
 from gramcert.operators.graph import Builder, Node, Nonlinear, Unbounded, Variable
-from gramcert.operators.linear import AxisMatrix, LinearMap, Move, Scale, Shape
+from gramcert.operators.linear import AxisMatrix, LinearMap, Move, Scale, Shape, Shift
+from gramcert.operators.reflection import reflected
+from gramcert.operators.rounded import Compute, Rounded, norms, rounding
 from gramcert.operators.rules import activation, exact, normalised, times, typed
-from gramcert.rounding import root_up, total_up, up
+from gramcert.rounding import next_up, root_up, total_up, underflow, up
 
 # What depends on the input, or a constant.
 Value = Variable | Tensor | float
@@ -25,23 +29,16 @@ class Patterns:
 
     def __init__(self, builder: Builder) -> None:
         self.b = builder
-        self._shifts: dict[str, float] = {}  # what was added to a value; NaN where it is not one number
         self._zero_tests: dict[str, str] = {}  # the names of x == 0, and of x
         self._guarded: dict[str, str] = {}  # those of where(x == 0, 1, x), and of x
         self._rooted: dict[str, str] = {}  # those of the roots of these, and of x
-        self._lengths: dict[str, tuple[str, int, float]] = {}  # √(mean of n entries of d² + ε): d, n, ε
-
-    def shifted(self, x: Variable, amount: float | None) -> Variable:
-        """A value plus a number, or plus other constants."""
-        result = self.b.same(x)
-        self._shifts[result.name] = math.nan if amount is None else amount
-        return result
+        self._lengths: dict[str, _Length] = {}
 
     def sum(self, first: Value, second: Value, sign: int, like: torch.dtype) -> Variable:
         """The sum, or with sign -1 the difference, of two values of which at least one depends on the input."""
         if isinstance(first, Variable) and isinstance(second, Variable):
             if sign < 0:
-                known = self.centred(first, second) or self._shrunk(first, second)
+                known = self.centred(first, second) or self._shrunk(first, second) or reflected(self.b, first, second)
                 if known is not None:
                     return known
             return self.b.sum([(first, 1), (second, sign)])
@@ -50,11 +47,12 @@ class Patterns:
         if x is second and sign < 0:
             x, sign = self.b.scaled(x, -1.0), 1
         if isinstance(constant, Tensor):
-            x = self._spread(x, constant)
-            exact(constant, "summand")
-            constant = constant.item() if constant.numel() == 1 else math.nan
-        assert not isinstance(constant, Variable)
-        return self.shifted(x, sign * typed(constant, like) if math.isfinite(constant) else None)
+            offset = exact(constant, "summand")
+            x = self.b.spread(x, tuple(offset.shape))
+        else:
+            assert not isinstance(constant, Variable)
+            offset = torch.tensor(typed(constant, like), dtype=torch.float64)
+        return self.b.shifted(x, sign * offset)
 
     def product(self, first: Value, second: Value, like: torch.dtype) -> Variable:
         """Of two values of which at least one depends on the input."""
@@ -73,17 +71,13 @@ class Patterns:
         shape = tuple(torch.broadcast_shapes(_shape(first), second.shape))
         if isinstance(first, Variable):
             found = self._lengths.get(second.name)
-            if found is not None and found[0] == first.name and second.dim == first.dim:
-                return normalised(self.b, first, found[1], found[2], like, "rms norm")
+            if found is not None and found.origin == first.name and second.dim == first.dim:
+                return normalised(self.b, first, found.count, found.epsilon, like, "rms norm", found.axes)
             if self._is_one_plus_size(second, first):
                 return activation(self.b, first, "softsign")
             reason = "a quotient of two values that both depend on the input"
             return self.b.unbounded((first, second), shape, reason)
         return self.b.unbounded((second,), shape, "a quotient by a value that depends on the input")
-
-    def _spread(self, x: Variable, constant: Tensor) -> Variable:
-        shape = tuple(torch.broadcast_shapes(x.shape, constant.shape))
-        return x if shape == x.shape else self.b.moved(x, lambda places: places.expand(shape), "expand")
 
     def _product(self, first: Variable, second: Variable) -> Variable:
         if first.name == second.name:
@@ -107,30 +101,36 @@ class Patterns:
             is_softplus = below.operation.name == "softplus"
             is_plain = below.operation.parameters == elementwise.TABLE["softplus"].parameters
             if is_softplus and is_plain and below.inputs == (x.name,):
-                return self._times(self._known(self.b.node(x), "mish"), scale)
+                return self._times(activation(self.b, x, "mish"), scale)
             return None
         for origin, factor, stretch, moved in self._common(x, self._variable(below.name)):
             if stretch <= 0:
                 continue
             if name == "clamp" and offset == 0 and all(map(math.isfinite, (moved, *numbers.values()))):
-                product = activation(self.b, self._variable(origin.name), "gated clamp", shift=moved, **numbers)
+                # Between the limits kx is at most as large as they and the shift.
+                gain = 1 + abs(moved) + sum(map(abs, numbers.values()))
+                compute = _gate(functools.partial(_clamped, moved, numbers), stretch, gain)
+                product = activation(self.b, origin, "gated clamp", compute, shift=moved, **numbers)
                 return self._times(product, factor * scale)
             if moved != 0:
                 continue
             if name == "sigmoid" and offset == 0:
-                return self._times(self._known(origin, "silu"), factor * scale)
+                compute = _gate(torch.sigmoid, stretch)
+                return self._times(activation(self.b, origin, "silu", compute), factor * scale)
             if name == "hardsigmoid" and offset == 0 and stretch == 1:
-                return self._times(self._known(origin, "hardswish"), factor * scale)
+                compute = _gate(lambda t: (numbers["alpha"] * t + 0.5).clamp(0, 1), 1.0, 1 + numbers["alpha"])
+                return self._times(activation(self.b, origin, "hardswish", compute), factor * scale)
             if name == "erf" and offset == scale:
-                return self._times(self._known(origin, "gelu"), 2 * factor * scale)
+                compute = _gate(lambda t: (1 + torch.erf(t)) / 2, stretch)
+                return self._times(activation(self.b, origin, "gelu", compute), 2 * factor * scale)
         return None
 
-    def _common(self, x: Variable, y: Variable) -> Iterator[tuple[Node, float, float, float]]:
+    def _common(self, x: Variable, y: Variable) -> Iterator[tuple[Variable, float, float, float]]:
         """Values u with x = c·u and y = k·u + s: u, c, k, s; the nearest to x first, which may be x itself."""
         below = {node.name: (scale, shift) for node, scale, shift in self._multiples(y)}
         for node, factor, shift in self._multiples(x):
             if node.name in below and shift == 0:
-                yield node, factor, *below[node.name]
+                yield self._variable(node.name), factor, *below[node.name]
 
     def _signed(self, x: Variable, sign: Variable) -> Variable | None:
         """sign(u)·|u| = u, also with a ReLU around |u|."""
@@ -162,7 +162,14 @@ class Patterns:
             return None
         if not torch.equal(index.expand(x.shape), places.expand(x.shape)):
             return None
-        return self.b.nonlinear(x, Nonlinear(1.0, "centring", why="an orthogonal projection"))
+        dims = tuple(1 + axis for axis, (one, other) in enumerate(zip(kept, x.shape, strict=True)) if one != other)
+
+        def compute(x: Tensor) -> Rounded:
+            """The mean of |x| is no longer than x."""
+            y = x - x.mean(dims, keepdim=True) if dims else torch.zeros_like(x)
+            return y, rounding(math.prod(x.shape[axis] for axis in dims) + 3, next_up(2 * norms(x)), y)
+
+        return self.b.nonlinear(x, Nonlinear(1.0, "centring", why="an orthogonal projection", compute=compute))
 
     def _shrunk(self, x: Variable, tanh: Variable) -> Variable | None:
         """The value minus its hyperbolic tangent."""
@@ -204,8 +211,10 @@ class Patterns:
             self._rooted[jumping.name] = self._guarded[x.name]
             return jumping
         node, square, epsilon, axes, is_length = self.b.node(x), 1.0, 0.0, set[int](), True
+        maps: list[LinearMap] = []
         while isinstance(node.operation, LinearMap):
-            shift, most = self._shifts.get(node.name, 0.0), _largest_column_sum(node.operation)
+            maps.append(node.operation)
+            shift, most = _added(node), _largest_column_sum(node.operation)
             if most is None or not shift >= 0:
                 return activation(self.b, x, "sqrt")
             square = up(square * most) if most != 1 else square
@@ -223,10 +232,12 @@ class Patterns:
             return activation(self.b, x, "sqrt")
         origin = self._variable(node.inputs[0])
         constant = root_up(square) if square != 1 else 1.0
+        compute = _root_of(maps[::-1])
         why = "the root of the largest column sum"
-        result = self.b.nonlinear(origin, Nonlinear(constant, "l2 pool", why=why), x.shape)
+        result = self.b.nonlinear(origin, Nonlinear(constant, "l2 pool", why=why, compute=compute), x.shape)
         if is_length and epsilon > 0 and x.shape == tuple(1 if a in axes else n for a, n in enumerate(origin.shape)):
-            self._lengths[result.name] = (origin.name, math.prod(origin.shape[a] for a in axes), epsilon)
+            count = math.prod(origin.shape[a] for a in axes)
+            self._lengths[result.name] = _Length(origin.name, count, epsilon, tuple(axes))
         return result
 
     def _affine(self, x: Variable) -> tuple[Node, float, float]:
@@ -239,7 +250,7 @@ class Patterns:
         node, scale, shift, shifts = self.b.node(x), 1.0, 0.0, 0
         yield node, scale, shift
         while isinstance(node.operation, Scale) and node.operation.factors.numel() == 1:
-            added = self._shifts.get(node.name, 0.0)
+            added = _added(node)
             shift, shifts = shift + scale * added, shifts + (added != 0)
             scale *= float(node.operation.factors)
             node = self._node(node.inputs[0])
@@ -247,9 +258,6 @@ class Patterns:
 
     def _is_shift(self, node: Node) -> bool:
         return isinstance(node.operation, Scale) and node.operation.factors.numel() == 1 and node.operation.size == 1
-
-    def _known(self, node: Node, name: str) -> Variable:
-        return activation(self.b, self._variable(node.name), name)
 
     def _times(self, x: Variable, factor: float) -> Variable:
         return x if factor == 1 else self.b.scaled(x, factor, abs(factor) * 2.0**-48)
@@ -259,6 +267,56 @@ class Patterns:
 
     def _variable(self, name: str) -> Variable:
         return Variable(name, self._node(name).shape)
+
+
+@dataclass(frozen=True)
+class _Length:
+    """√(mean of d² over some axes, of so many entries, + ε)."""
+
+    origin: str
+    count: int
+    epsilon: float
+    axes: tuple[int, ...]
+
+
+def _gate(gate: Callable[[Tensor], Tensor], stretch: float, gain: float = 1.0) -> Compute:
+    """x·g(kx); for these g what rounding of k does to it is a few units of |x|."""
+    return lambda x: elementwise.evaluated(x, x * gate(stretch * x), gain)
+
+
+def _clamped(shift: float, limits: Mapping[str, float], t: Tensor) -> Tensor:
+    return (t + shift).clamp(**limits)
+
+
+def _root_of(maps: list[LinearMap]) -> Compute | None:
+    """√(A x²) for maps of numbers that are not negative: nothing cancels, so all rounding is relative to the result.
+
+    But squares may vanish, and √(a + η) - √a <= √η.
+    """
+    if any(isinstance(part, Shift) and part.offset is None for part in maps):
+        return None
+    if any(part.error and part.kind not in ("mean", "average pool") for part in maps):
+        return None  # the entries of these are within two roundings of the true ones, others only as a whole
+    terms = 2 * sum(part.terms + 4 for part in maps) + 5
+
+    def compute(x: Tensor) -> Rounded:
+        y = x.square()
+        for part in maps:
+            y = part.run(y)[0]
+        y = y.sqrt()
+        largest = math.prod(max(1.0, part.size) for part in maps)
+        lost = up(root_up(up(underflow(4 * terms) * largest)) * y[0].numel())
+        return y, next_up(rounding(terms, norms(y), y) + lost)
+
+    return compute
+
+
+def _added(node: Node) -> float:
+    """What was added to a value; NaN where that is not one number."""
+    if not isinstance(node.operation, Shift):
+        return 0.0
+    offset = node.operation.offset
+    return float(offset) if offset is not None and offset.numel() == 1 else math.nan
 
 
 def _shape(value: Value) -> Shape:

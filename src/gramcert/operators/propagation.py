@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gramcert.geometry.convolution import Convolution
 from gramcert.operators.composition import Stage, composed
-from gramcert.operators.graph import CONSEQUENCE, Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
+from gramcert.operators.graph import CONSEQUENCE, Graph, Input, Joint, Layer, Node, Nonlinear, Sum, Unbounded
 from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap
 from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
 from gramcert.rounding import length_up, product_up, sum_up, up
@@ -143,6 +143,8 @@ class Plan:
             origin, stages = self._chain(node)
             self.chains[name] = origin.name, [self._step(stage) for stage in composed(stages)]
             return [origin.name]
+        if isinstance(node.operation, Layer):
+            self.chains[name] = node.inputs[0], [Step(node.operation.measurement, (name,))]
         if isinstance(node.operation, Sum):
             found = self._residual(node)
             if found is not None:
@@ -296,6 +298,7 @@ class Follower:
         for step in steps:
             found = self.measure(step.measurement)
             if isinstance(step.measurement, Norm) and step.measurement.map.is_part:
+                constant = product_up(constant, found.upper)  # 0 where nothing is taken
                 self._count(step.measurement.kind)
                 continue
             if not found.upper < math.inf and math.isfinite(constant):

@@ -1,6 +1,7 @@
 """What the operators of both kinds of files do, as nodes of the graph; shared by the readers of aten and of ONNX."""
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,9 +12,14 @@ from gramcert.geometry.padding import PaddingMode, pad
 from gramcert.operators import elementwise
 from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Joint, Nonlinear, Variable
 from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, Shape
-from gramcert.rounding import absolute_sums, gamma, root_up, up
+from gramcert.operators.rounded import Compute, Rounded, exactly, norms, rounding, selecting
+from gramcert.rounding import absolute_sums, gamma, next_up, root_up, underflow, up
 
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+# The constant of a softmax over two entries or more.
+SOFTMAX = 0.5
 
 
 class Unknown(Exception):  # noqa: N818 - not a failure: the node becomes unbounded
@@ -90,22 +96,41 @@ def matrix(b: Builder, x: Variable, weight: Tensor, axis: int = -1, name: str = 
 
 
 def batch_norm(
-    b: Builder, x: Variable, weight: Tensor | None, mean: Tensor | None, variance: Tensor | None, epsilon: float
+    b: Builder,
+    x: Variable,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    epsilon: float,
 ) -> Variable:
-    """In evaluation mode: each channel times w/√(σ² + ε), ε rounded to the type of σ² as torch does."""
+    """In evaluation mode: (x - μ)·w/√(σ² + ε) + b in each channel."""
     if mean is None or variance is None:
         raise Unknown("batch normalisation by the statistics of the batch itself (training mode, or none were kept)")
+    factors, distance = batch_norm_factors(weight, variance, epsilon)
+    if len(factors) != x.shape[1]:
+        raise BadModel(f"batch normalisation of {len(factors)} channels got an input of shape {x.shape}")
     shape = (-1, *(1,) * (x.dim - 2))
+    x = b.shifted(x, -exact(mean, "running mean").reshape(shape))
+    x = b.linear(x, Scale(x.shape, factors.reshape(shape), distance))
+    return x if bias is None else b.shifted(x, exact(bias, "bias").reshape(shape))
+
+
+def batch_norm_factors(weight: Tensor | None, variance: Tensor, epsilon: float) -> tuple[Tensor, float]:
+    """w/√(σ² + ε), ε rounded to the type of σ² as torch does, and how far each may be from the true one."""
     spread = exact(variance, "running variance") + typed(epsilon, variance.dtype)
     if not bool((spread > 0).all()):
         raise Unknown("a running variance plus epsilon that is not positive")
     factors = (torch.ones(len(spread), dtype=torch.float64) if weight is None else exact(weight)) / spread.sqrt()
-    if len(factors) != x.shape[1]:
-        raise BadModel(f"batch normalisation of {len(factors)} channels got an input of shape {x.shape}")
-    exact(mean, "running mean")
     exact(factors, "factor")
-    distance = up(gamma(4) * float(factors.abs().max()))
-    return b.linear(x, Scale(x.shape, factors.reshape(shape), distance))
+    return factors, up(gamma(4) * float(factors.abs().max())) if factors.numel() else 0.0
+
+
+def biased(b: Builder, x: Variable, bias: Tensor | None, axis: int = -1) -> Variable:
+    """Plus one number for each place of an axis."""
+    if bias is None:
+        return x
+    return b.shifted(x, exact(bias, "bias").reshape(-1, *(1,) * (x.dim - 1 - _axis(axis, x.dim))))
 
 
 def times(b: Builder, x: Variable, constant: Tensor | float, like: torch.dtype, *, divide: bool = False) -> Variable:
@@ -215,15 +240,19 @@ def _adaptive_spans(size: int, outputs: int) -> list[tuple[int, int]]:
 
 
 def adaptive_max(b: Builder, x: Variable, outputs: list[int]) -> Variable:
-    """Each place counted in how many windows it is."""
-    shares = 1
+    """The largest entry of each span."""
     sizes = x.shape[x.dim - len(outputs) :]
-    for size, count in zip(sizes, outputs, strict=True):
-        inside = torch.zeros(size, dtype=torch.int64)
-        for first, last in _adaptive_spans(size, count):
-            inside[first:last] += 1
-        shares *= int(inside.max())
-    return _pooled(b, x, shares, (*x.shape[: x.dim - len(outputs)], *outputs))
+    return _max_pooled(b, x, [_span_places(size, count) for size, count in zip(sizes, outputs, strict=True)])
+
+
+def _span_places(size: int, outputs: int) -> Tensor:
+    """The places of each span, as many as the longest has; others beyond the last."""
+    spans = _adaptive_spans(size, outputs)
+    longest = max(last - first for first, last in spans)
+    _require_room(outputs * longest)
+    first, last = torch.tensor(spans).T[:, :, None]
+    places = first + torch.arange(longest)
+    return torch.where(places < last, places, size)
 
 
 def max_pool(
@@ -236,11 +265,11 @@ def max_pool(
     *,
     round_up: bool = False,
 ) -> Variable:
-    """The root of in how many windows the most shared place is."""
-    return _pooled(b, x, *shared_windows(x.shape, taps, stride, padding, dilation, round_up=round_up))
+    """The largest entry of each window."""
+    return _max_pooled(b, x, window_places(x.shape, taps, stride, padding, dilation, round_up=round_up))
 
 
-def shared_windows(
+def window_places(
     shape: Shape,
     taps: list[int],
     stride: list[int],
@@ -248,33 +277,58 @@ def shared_windows(
     dilation: list[int],
     *,
     round_up: bool = False,
-) -> tuple[int, Shape]:
+) -> list[Tensor]:
+    """For each of the last axes the places (window, tap) that are read."""
+    axes = zip(shape[len(shape) - len(taps) :], taps, stride, padding, dilation, strict=True)
+    return [windows_of(size, k, s, *pair, d, round_up=round_up)[1] for size, k, s, pair, d in axes]
+
+
+def shared_windows(shape: Shape, places: list[Tensor]) -> tuple[int, Shape]:
     """In how many windows the most shared place is, and the shape of what has one entry for each window."""
-    shares, outputs, first = 1, [], len(shape) - len(taps)
-    for size, k, s, (before, after), d in zip(shape[first:], taps, stride, padding, dilation, strict=True):
-        count, places = windows_of(size, k, s, before, after, d, round_up=round_up)
-        inside = places[(places >= 0) & (places < size)]
+    shares, first = 1, len(shape) - len(places)
+    for size, read in zip(shape[first:], places, strict=True):
+        inside = read[(read >= 0) & (read < size)]
         shares *= int(torch.bincount(inside, minlength=1).max())
-        outputs.append(count)
-    return shares, (*shape[:first], *outputs)
+    return shares, (*shape[:first], *map(len, places))
 
 
-def _pooled(b: Builder, x: Variable, shares: int, shape: Shape) -> Variable:
+def _max_pooled(b: Builder, x: Variable, places: list[Tensor]) -> Variable:
+    """Its constant is the root of in how many windows the most shared place is."""
+    shares, shape = shared_windows(x.shape, places)
     why = "windows share no place" if shares <= 1 else f"√{shares}: a place is in up to {shares} windows"
-    constant = 1.0 if shares <= 1 else float(_root(shares))
-    return b.nonlinear(x, Nonlinear(constant, "max pool", why=why), shape)
+    constant = 1.0 if shares <= 1 else float(root(shares))
+
+    def largest(x: Tensor) -> Tensor:
+        """Axis by axis, with a place behind the last for what is outside."""
+        for axis, read in enumerate(places, x.dim() - len(places)):
+            beyond = x.shape[axis]
+            inside = torch.where((read >= 0) & (read < beyond), read, beyond)
+            edge = x.new_full((*x.shape[:axis], 1, *x.shape[axis + 1 :]), -math.inf)
+            padded = torch.cat([x, edge], axis).movedim(axis, -1)
+            x = padded[..., inside].amax(-1).movedim(-1, axis)
+        return x
+
+    return b.nonlinear(x, Nonlinear(constant, "max pool", why=why, compute=selecting(largest)), shape)
 
 
-def _root(value: int) -> float:
-    root = math.isqrt(value)
-    return float(root) if root * root == value else root_up(value)
+def windows_per_place(taps: int, stride: int, dilation: int = 1) -> int:
+    """In how many windows one place of an axis of any size can be: taps a with stride·o + dilation·a = place."""
+    return -(-taps // (stride // math.gcd(stride, dilation)))
+
+
+def root(value: int) -> float:
+    """The square root of an integer, rounded up."""
+    whole = math.isqrt(value)
+    return float(whole) if whole * whole == value else root_up(value)
 
 
 # Functions of each entry
 
 
-def activation(b: Builder, x: Variable, name: str, **parameters: elementwise.Number) -> Variable:
-    """A function of each entry, by its name in the table."""
+def activation(
+    b: Builder, x: Variable, name: str, compute: Compute | None = None, /, **parameters: elementwise.Number
+) -> Variable:
+    """A function of each entry, by its name in the table; ``compute`` where it is a relative of that one."""
     function = elementwise.TABLE[name]
     slopes = function.slopes_for(parameters)
     if isinstance(slopes, str):
@@ -282,33 +336,101 @@ def activation(b: Builder, x: Variable, name: str, **parameters: elementwise.Num
     given = {**function.parameters, **parameters}
     numbers = {parameter: number for parameter, number in given.items() if isinstance(number, float)}
     why = f"slopes in [{slopes[0]:.6g}, {slopes[1]:.6g}]"
-    return b.nonlinear(x, Nonlinear(max(abs(slopes[0]), abs(slopes[1])), name, slopes, why, numbers))
+    compute = compute or elementwise.computing(name, parameters)
+    return b.nonlinear(x, Nonlinear(max(abs(slopes[0]), abs(slopes[1])), name, slopes, why, numbers, compute))
 
 
 def prelu(b: Builder, x: Variable, weight: Tensor) -> Variable:
-    """One slope for all channels or one for each."""
-    return activation(b, x, "prelu", weight=exact(weight))
+    """Slopes that broadcast to the value."""
+    slopes = exact(weight)
+    gain = 1 + float(slopes.abs().max()) if slopes.numel() else 1.0
+    compute = _evaluated(lambda x: torch.where(x > 0, x, slopes * x), gain)
+    return activation(b, x, "prelu", compute, weight=slopes)
+
+
+def _evaluated(function: Callable[[Tensor], Tensor], gain: float = 1.0) -> Compute:
+    return lambda x: elementwise.evaluated(x, function(x), gain)
+
+
+def clamped(b: Builder, x: Variable, limits: dict[str, Tensor], types: Iterable[torch.dtype] = ()) -> Variable:
+    """Between limits that broadcast with it, which the model may round to some types."""
+    wide = {name: limit.double() for name, limit in limits.items()}
+    if any(bool(limit.isnan().any()) for limit in wide.values()):
+        raise Unknown("a limit that is not a number")
+    rounded = [(limit - limit.to(dtype).double()).nan_to_num(0.0) for limit in wide.values() for dtype in types]
+    off = max((float(part.abs().max()) for part in rounded if part.numel()), default=0.0)
+    # Patterns ask for numbers that are known to the last bit, as they are not in half precision.
+    like = min(types, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float64)
+    is_known = torch.finfo(like).bits >= 32
+    numbers = {name: float(limit.to(like)) for name, limit in wide.items() if limit.numel() == 1 and is_known}
+
+    def compute(x: Tensor) -> Rounded:
+        return elementwise.evaluated(x, torch.clamp(x, **wide), 0.0, off) if wide else exactly(x)
+
+    spread = b.spread(x, *(tuple(limit.shape) for limit in wide.values()))
+    return activation(b, spread, "clamp", compute, **numbers)
 
 
 def softmax(b: Builder, x: Variable, axis: int, *, log: bool = False) -> Variable:
     r"""½ for the softmax: diag(p) - ppᵀ is largest at p = (½, ½, 0, …). √n for its logarithm: I - 1pᵀ at p = e_1."""
-    count = x.shape[_axis(axis, x.dim)]
+    axis = _axis(axis, x.dim)
+    count, function = x.shape[axis], torch.log_softmax if log else torch.softmax
+    # A sum of n exponentials more, which are relative to themselves; its logarithm is at most log n beyond the entries.
+    compute = _evaluated(lambda x: function(x, axis + 1), count + 1.0)
     if count == 1:
-        return b.nonlinear(x, Nonlinear(0.0, "softmax", why="of one entry it is constant"))
+        return b.nonlinear(x, Nonlinear(0.0, "softmax", why="of one entry it is constant", compute=compute))
     if log:
-        return b.nonlinear(x, Nonlinear(_root(count), "log softmax", why=f"√{count}, at the corners of the simplex"))
-    return b.nonlinear(x, Nonlinear(0.5, "softmax", why="½, at p = (½, ½, 0, …)"))
+        why = f"√{count}, at the corners of the simplex"
+        return b.nonlinear(x, Nonlinear(root(count), "log softmax", why=why, compute=compute))
+    return b.nonlinear(x, Nonlinear(SOFTMAX, "softmax", why="½, at p = (½, ½, 0, …)", compute=compute))
 
 
-def normalised(b: Builder, x: Variable, count: int, epsilon: float, like: torch.dtype, name: str) -> Variable:
-    r"""z/√(|z|²/n + ε) of n entries, centred before or not: its slope is 1/√ε across at z = 0, and less elsewhere."""
+def length(b: Builder, x: Variable, axes: list[int], shape: Shape, name: str = "l2 norm") -> Variable:
+    """The l2 norm over some axes: relative rounding, but for squares that vanish."""
+    count = math.prod(x.shape[axis] for axis in axes)
+
+    def compute(x: Tensor) -> Rounded:
+        y = x.square().sum([axis + 1 for axis in axes]).sqrt().reshape(-1, *shape)
+        lost = up(root_up(underflow(4 * (count + 5))) * float(max(1, y[0].numel())))
+        return y, next_up(rounding(count + 5, norms(y), y) + lost)
+
+    return b.nonlinear(x, Nonlinear(1.0, name, why="a norm of disjoint parts", compute=compute), shape)
+
+
+def largest(b: Builder, x: Variable, axes: list[int], shape: Shape, *, smallest: bool = False) -> Variable:
+    """The largest entry along some axes, or the smallest: no further from each other than the entries."""
+    extreme = torch.amin if smallest else torch.amax
+    compute = selecting(lambda x: extreme(x, [axis + 1 for axis in axes]).reshape(-1, *shape))
+    return b.nonlinear(x, Nonlinear(1.0, "largest entry", why="entries occur once", compute=compute), shape)
+
+
+def normalised(
+    b: Builder, x: Variable, count: int, epsilon: float, like: torch.dtype, name: str, axes: Iterable[int] | None = None
+) -> Variable:
+    r"""z/√(|z|²/n + ε) of n entries, centred before or not: its slope is 1/√ε across at z = 0, and less elsewhere.
+
+    The entries are consecutive ones unless the axes are given.
+    """
     epsilon = typed(epsilon, like)
     if epsilon <= 0:
         return b.unbounded((x,), x.shape, f"{name} without an epsilon: it jumps where all entries are equal")
-    if count == 1 and name != "rms norm":
-        return b.nonlinear(x, Nonlinear(0.0, name, why="of one entry it is constant"))
-    constant = up(1 / math.sqrt(math.nextafter(epsilon, 0.0)))
-    return b.nonlinear(x, Nonlinear(up(constant), name, why=f"1/√ε with ε = {epsilon:.3g}, where entries are equal"))
+    constant = up(up(1 / math.sqrt(math.nextafter(epsilon, 0.0))))
+    is_centred = name != "rms norm"
+    dims = (2,) if axes is None else tuple(axis + 1 for axis in axes)
+
+    def compute(x: Tensor) -> Rounded:
+        groups = x.reshape(len(x), -1, count) if axes is None else x
+        z = groups - groups.mean(dims, keepdim=True) if is_centred else groups
+        y = (z / (z.square().mean(dims, keepdim=True) + epsilon).sqrt()).reshape(x.shape)
+        # What centring rounds passes through the slopes; the rest, squares being too small to matter beside ε, is
+        # relative, unless they overflow.
+        centred = rounding(count + 3, next_up(2 * norms(x)), x)
+        return y, next_up(next_up(centred * constant) + rounding(2 * count + 8, norms(y), y))
+
+    if count == 1 and is_centred:
+        return b.nonlinear(x, Nonlinear(0.0, name, why="of one entry it is constant", compute=compute))
+    why = f"1/√ε with ε = {epsilon:.3g}, where entries are equal"
+    return b.nonlinear(x, Nonlinear(constant, name, why=why, compute=compute))
 
 
 # Several values
@@ -324,27 +446,54 @@ def concatenated(b: Builder, parts: list[Variable | Tensor], axis: int) -> Varia
     variables = [part for part in parts if isinstance(part, Variable)]
     if len(variables) == 1 and len(parts) == 1:
         return b.same(variables[0])
-    stacked = _stacked_moves(b, parts, axis)
+    if len(variables) < len(parts):  # the constants are added where places were left for them
+        held, constants = list[Variable | Tensor](), []
+        for part in parts:
+            held.append(part if isinstance(part, Variable) else _left_open(b, part, variables[0]))
+            constants.append(exact(part if isinstance(part, Tensor) else torch.zeros(part.shape), "constant"))
+        together, offset = concatenated(b, held, axis), torch.cat(constants, axis)
+        return b.shifted(together, offset) if bool(offset.any()) else together
+    stacked = _stacked_moves(b, variables, axis)
     if stacked is not None:
         return stacked
     if len(parts) == 2 and len(variables) == 2:
         first, second = (b.node(part) for part in variables)
-        names = {node.operation.name for node in (first, second) if isinstance(node.operation, Joint)}
-        if names == {"maximum", "minimum"} and set(first.inputs) == set(second.inputs) and len(set(first.inputs)) == 2:
+        names = [node.operation.name for node in (first, second) if isinstance(node.operation, Joint)]
+        if (
+            set(names) == {"maximum", "minimum"}
+            and set(first.inputs) == set(second.inputs)
+            and len(set(first.inputs)) == 2
+        ):
             pair: list[Variable | Tensor] = [Variable(name, b.graph.nodes[name].shape) for name in first.inputs]
             if all(tuple(part.shape) == first.shape for part in pair):
                 together = concatenated(b, pair, axis)
-                return b.nonlinear(together, Nonlinear(1.0, "max-min", why="a permutation of its input"))
-    return b.joint(variables, "concatenate", shape)
+                return b.nonlinear(together, _max_min(axis + 1, largest_first=names[0] == "maximum"))
+    return b.joint(variables, "concatenate", shape, lambda values: torch.cat(values, axis + 1))
 
 
-def _stacked_moves(b: Builder, parts: list[Variable | Tensor], axis: int) -> Variable | None:
-    """Parts that are entries of one and the same value, or constants, as one move of its entries."""
+def _left_open(b: Builder, part: Tensor, beside: Variable) -> Variable:
+    """Places for a constant: a move that takes nothing of what the value beside it was moved from."""
+    node = b.node(beside)
+    if isinstance(node.operation, Move):
+        beside = Variable(node.inputs[0], node.operation.source)
+    return b.moved(beside, lambda _: torch.zeros(part.shape, dtype=torch.int64), "constant")
+
+
+def _max_min(axis: int, *, largest_first: bool) -> Nonlinear:
+    """The larger and the smaller ones of the two halves of an axis."""
+
+    def compute(x: Tensor) -> Rounded:
+        halves = x.chunk(2, axis)
+        both = [torch.maximum(*halves), torch.minimum(*halves)]
+        return exactly(torch.cat(both if largest_first else both[::-1], axis))
+
+    return Nonlinear(1.0, "max-min", why="a permutation of its input", compute=compute)
+
+
+def _stacked_moves(b: Builder, parts: list[Variable], axis: int) -> Variable | None:
+    """Parts that are entries of one and the same value as one move of its entries."""
     origins, moves = set(), []
     for part in parts:
-        if isinstance(part, Tensor):
-            moves.append(torch.zeros(part.shape, dtype=torch.int64))
-            continue
         node = b.node(part)
         if isinstance(node.operation, Move):
             origins.add(node.inputs[0])
@@ -364,10 +513,8 @@ def _stacked_moves(b: Builder, parts: list[Variable | Tensor], axis: int) -> Var
 def extremum(b: Builder, first: Variable, second: Variable, name: str) -> Variable:
     """The larger, or the smaller, of two values: |max(a, b) - max(a', b')| <= max(|a - a'|, |b - b'|)."""
     shape = tuple(torch.broadcast_shapes(first.shape, second.shape))
-    pair = [
-        x if x.shape == shape else b.moved(x, lambda places: places.expand(shape), "expand") for x in (first, second)
-    ]
-    return b.joint(pair, name, shape)
+    select = torch.maximum if name == "maximum" else torch.minimum
+    return b.joint([b.spread(x, shape) for x in (first, second)], name, shape, lambda values: select(*values))
 
 
 def _axis(axis: int, dim: int) -> int:

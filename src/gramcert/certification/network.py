@@ -1,0 +1,80 @@
+"""A classifier evaluated with a bound of its rounding, and the radii that its margins certify."""
+
+import torch
+from torch import Tensor
+
+from gramcert.certified.margins import radii
+from gramcert.operators.evaluation import Evaluation, NotEvaluatedError
+from gramcert.operators.graph import Graph, Node
+from gramcert.operators.linear import AxisMatrix, Scale
+from gramcert.operators.network import Network, Progress
+from gramcert.operators.rounded import Rounded, exactly
+from gramcert.rounding import next_up
+
+# In place of a constant of 0, that of a network which ignores its input.
+_SMALLEST = 2.0**-500
+
+
+class CertifiedNetwork:
+    """Everything before the last linear map by its constant, the map itself by the differences of its rows.
+
+    Where the logits are no linear map of something else, they are one of themselves.
+
+    Attributes:
+        lipschitz: certified constant of what comes before.
+        classes: how many logits there are.
+    """
+
+    def __init__(self, call: str, graph: Graph, report: Progress = lambda done, total: None) -> None:
+        Network(call, graph, is_measured=False).require_bounded(f"{call}(model)")
+        logits = _logits(call, graph)
+        (self.classes,) = logits.shape[1:]
+        self._head, self._features = _head(graph, logits)
+        before = Graph(graph.nodes, {"features": self._features}, [], graph.types)
+        network = Network(call, before, report)
+        self.lipschitz = network.follow().upper
+        try:
+            self._evaluation = Evaluation(network.plan, network.measure)
+        except NotEvaluatedError as error:
+            raise TypeError(f"{call}(model): {error}") from None
+        maps = [node.operation for node in self._head if isinstance(node.operation, AxisMatrix)]
+        self._weight = maps[0].matrix if maps else torch.eye(self.classes, dtype=torch.float64)
+
+    def features(self, x: Tensor) -> Rounded:
+        """What comes before the last layer, for inputs (samples, *shape), and its distance from the exact values."""
+        return self._evaluation(x[:, None], self._features)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, certified radii of the largest ones, and the distance of the features from the exact ones."""
+        values, distance = self.features(x)
+        rounding = exactly(values)[1]
+        for node in self._head:
+            assert isinstance(node.operation, (AxisMatrix, Scale))
+            values, local = node.operation.run(values)
+            rounding = next_up(rounding + local)
+        logits = values[:, 0]
+        return logits, radii(self._weight, logits, max(self.lipschitz, _SMALLEST), rounding, distance), distance
+
+
+def _logits(call: str, graph: Graph) -> Node:
+    """The only output, a vector."""
+    if len(graph.outputs) != 1 or graph.constant_outputs:
+        names = [*graph.outputs, *graph.constant_outputs]
+        raise ValueError(f"{call}(model): expected one output that depends on the input, got {', '.join(names)}")
+    node = graph.nodes[next(iter(graph.outputs.values()))]
+    if len(node.shape) != 2 or node.shape[0] != 1:
+        raise ValueError(f"{call}(model): expected logits of shape (batch, classes), got {node.shape} of one input")
+    if node.shape[1] < 2:
+        raise ValueError(f"{call}(model): expected at least two logits, got {node.shape[1]}")
+    return node
+
+
+def _head(graph: Graph, logits: Node) -> tuple[list[Node], str]:
+    """The last linear map with the constants around it, and the value that it acts on."""
+    found, node = [logits], logits
+    while isinstance(node.operation, Scale) and not node.operation.error and bool((node.operation.factors == 1).all()):
+        node = graph.nodes[node.inputs[0]]
+        found.append(node)
+    if not isinstance(node.operation, AxisMatrix) or node.operation.axis != 1 or node.operation.error:
+        return [], logits.name
+    return found[::-1], node.inputs[0]
