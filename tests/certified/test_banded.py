@@ -41,6 +41,15 @@ def test_the_matrix_is_the_layers(case):
                 assert not gram.proves_below(norm**2 * (1 - 1e-12), work())
 
 
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_the_dense_gram_matrix_is_symmetric(mode):
+    kernel = torch.randn(3, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    layer = Convolution(kernel, padding=3, padding_mode=mode)
+    matrix = BandedGram(kernel, layer_axes(layer, (5, 5)), "input").dense()
+    assert torch.equal(matrix, matrix.T)
+    torch.testing.assert_close(torch.linalg.eigvalsh(matrix)[-1].sqrt(), dense_norm(layer, (5, 5)))
+
+
 def test_every_panel_is_factorised_where_positions_do_not_meet():
     """Nothing couples the outer positions, and only the last one is large."""
     kernel = torch.ones(1, 1, 1, 1, dtype=torch.float64)
