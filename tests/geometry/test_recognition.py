@@ -172,6 +172,42 @@ def test_parametrised_classes_are_looked_at_too():
         lipschitz_bound(layer)
 
 
+class Larger(gnn.ScaledAvgPool):
+    def means(self, x):
+        return 4 * super().means(x)
+
+
+class Thousandfold(nn.Linear):
+    def _call_impl(self, *args, **kwargs):
+        return 1000 * super()._call_impl(*args, **kwargs)
+
+
+class Renamed(gnn.ScaledAvgPool):
+    def extra_repr(self):
+        return "renamed"
+
+
+def test_replaced_parts_are_found():
+    layer = gnn.Abs()
+    layer.compute = lambda x: 7 * x
+    conv = nn.Conv1d(1, 1, 1)
+    conv._conv_forward = lambda *arguments: 7
+    for module in (layer, conv):
+        with pytest.raises(TypeError, match="was replaced, so what it computes is unknown"):
+            lipschitz_bound(module)
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(Larger\): Larger overrides means"):
+        lipschitz_bound(Larger(2))
+    assert lipschitz_bound(Renamed(2)) == 1
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(Thousandfold\): Thousandfold overrides _call_impl"):
+        lipschitz_bound(Thousandfold(2, 2))
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: 3 * output)
+    try:
+        with pytest.raises(TypeError, match="its hook"):
+            lipschitz_bound(nn.ReLU())
+    finally:
+        handle.remove()
+
+
 def test_wrappers_with_a_forward_of_their_own_are_refused():
     wrapped = nn.DataParallel(nn.ReLU())
     wrapped.forward = lambda x: 5 * x
@@ -196,6 +232,39 @@ def test_wrappers_with_a_forward_of_their_own_are_refused():
     layer._compiled_call_impl = lambda x: 5 * x
     with pytest.raises(TypeError, match=r"lipschitz_bound\(ReLU\): its _compiled_call_impl was replaced"):
         lipschitz_bound(layer)
+
+
+def test_padding_that_was_changed_after_construction_is_refused():
+    conv = nn.Conv1d(1, 1, 1, padding=1, padding_mode="circular")
+    conv.padding = (0,)
+    with pytest.raises(TypeError, match="its padding was changed after construction"):
+        lipschitz_bound(conv)
+
+
+class Pretender(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self._orig_mod = nn.ReLU()
+
+    def forward(self, x):
+        return 5 * x
+
+
+def test_only_the_wrappers_of_torch_are_looked_through():
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(Pretender\): its constant is not known"):
+        lipschitz_bound(Pretender())
+    wrapped = nn.DataParallel(nn.ReLU())
+    wrapped.register_forward_hook(lambda module, args, output: 5 * output)
+    with pytest.raises(TypeError, match=r"lipschitz_bound\(DataParallel\)"):
+        lipschitz_bound(wrapped)
+
+
+def test_wrappers_are_looked_through_and_graphs_refused():
+    layer = gnn.SRLinear(3, 3)
+    assert lipschitz_bound(torch.compile(layer, backend="eager")) == lipschitz_bound(layer)
+    assert lipschitz_bound(nn.DataParallel(layer)) == lipschitz_bound(layer)
+    with pytest.raises(TypeError, match="a traced graph is not known as a layer"):
+        lipschitz_bound(gnn.export(gnn.MaxMin()))
 
 
 class Tenfold(torch.Tensor):
