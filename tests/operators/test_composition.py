@@ -8,7 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import gramcert
+from auditing_networks import random_batch_norm
 from gramcert import Convolution
 from gramcert.operators.composition import Stage, compose, composed
 from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, composed_error
@@ -151,3 +154,14 @@ def test_rows_or_columns_that_share_no_place_have_a_norm_in_closed_form(matrix):
     assert Norm(linear).is_instant
     assert found.lower <= float(sigma(matrix.double())) <= found.upper
     assert found.upper - found.lower <= 1e-14 * found.upper
+
+
+def test_batch_normalisation_is_folded_into_the_convolution():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), random_batch_norm(4)).eval()
+    found = gramcert.audit(layers, (3, 8, 8))
+    apart = gramcert.spectral_norm(layers[0], 8).lower * float(
+        (layers[1].weight.detach() / (layers[1].running_var + 1e-5).sqrt()).abs().max()
+    )
+    assert [row.name for row in found.rows] == ["0 + 1"]
+    assert found.upper < 0.95 * apart
