@@ -287,7 +287,7 @@ class TestLimits:
         assert not norm.tol_reached
         assert "more than max_bytes=1048576" in norm.explain()
         assert norm.lower <= spectral_norm(self.layer, 24, tol=1e-8).upper
-        assert spectral_norm(self.layer, 24, tol=1e-8).lower <= norm.upper
+        assert spectral_norm(self.layer, 24, tol=1e-8).lower <= norm.upper <= 1.01 * norm.lower
 
     def test_memory_for_every_size(self):
         norm = spectral_norm(self.layer, max_bytes=1000)
@@ -295,7 +295,7 @@ class TestLimits:
         assert "max_bytes=1000" in norm.explain()
         exact = spectral_norm(self.layer)
         assert norm.lower <= exact.upper
-        assert exact.lower <= norm.upper
+        assert exact.lower <= norm.upper <= 4 * exact.upper
 
     @pytest.mark.parametrize("size", [None, 24])
     def test_time(self, size, clock):
@@ -304,7 +304,7 @@ class TestLimits:
         for seconds in (0, 1, 2, 8, 32, 64):
             norm = spectral_norm(self.layer, size, tol=1e-8, max_seconds=seconds)
             assert norm.lower <= exact.upper
-            assert exact.lower <= norm.upper
+            assert exact.lower <= norm.upper <= 4 * exact.upper
             assert not norm.tol_reached
             assert f"max_seconds={seconds} " in norm.explain()
 
@@ -321,7 +321,7 @@ def test_matrices_beyond_the_memory_still_get_a_good_lower_bound():
     norm = spectral_norm(matrix, max_bytes=5 * 8 * matrix.numel())
     assert not norm.tol_reached
     truth = torch.linalg.matrix_norm(matrix.double(), 2).item()
-    assert 0.99 * truth <= norm.lower <= truth <= norm.upper
+    assert 0.99 * truth <= norm.lower <= truth <= norm.upper <= 10 * truth
 
 
 def test_hopeless_tolerances_are_given_up_early(clock):

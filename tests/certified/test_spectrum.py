@@ -79,7 +79,7 @@ def test_scales(scale):
     matrix = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     spectrum = singular_values(matrix * scale, None)
     assert (spectrum.values / scale - torch.linalg.svdvals(matrix)).abs().max() <= 200 * EPS
-    assert spectrum.error <= 1e-12 * scale
+    assert spectrum.error <= 5e3 * EPS * scale
 
 
 def test_singular_values_that_overflow_have_no_finite_error():
