@@ -1,7 +1,17 @@
-"""Small networks that several tests audit."""
+"""Small networks that several tests audit, and what is expected of an audit."""
 
+import math
+import re
+
+import pytest
 import torch
 from torch import nn
+
+import gramcert
+from reference import jacobian_norm
+
+TOL = 1e-3  # of audits
+ROUNDING = 1e3 * torch.finfo(torch.float64).eps  # of dense Jacobians with a few hundred entries
 
 
 class Function(nn.Module):
@@ -46,3 +56,53 @@ def residual_network(seed=0):
                 part.running_mean.normal_()
                 part.running_var.uniform_(0.2, 2)
     return model.eval()
+
+
+def random_batch_norm(channels):
+    """With statistics and factors of every size and sign."""
+    layer = nn.BatchNorm2d(channels)
+    with torch.no_grad():
+        layer.weight.normal_()
+        layer.running_mean.normal_()
+        layer.running_var.uniform_(0.1, 3)
+    return layer
+
+
+def audited(model, shape):
+    """The model in float64 and its audit."""
+    torch.manual_seed(3)
+    model = model.double().eval()
+    return model, gramcert.audit(model, shape, tol=TOL)
+
+
+def sampled(model, shape, points=12, scale=1.0):
+    """The largest norm of the Jacobian at random points."""
+    torch.manual_seed(5)
+    return max(float(jacobian_norm(model, scale * torch.randn(1, *shape))) for _ in range(points))
+
+
+def expect(found, expected, rel=1e-6):
+    """A number is the constant; a text is (the regular expression of) the reason why there is none."""
+    if isinstance(expected, str):
+        assert found.upper == math.inf
+        assert re.search(expected, "; ".join(found.reasons)), found.reasons
+    else:
+        assert found.reasons == ()
+        assert found.upper == pytest.approx(expected, rel=rel)
+
+
+def check_function(module, constant, shape):
+    """The constant is as expected, and no sampled Jacobian is above it: near zero, where norms turn, and elsewhere."""
+    model, found = audited(module, shape)
+    expect(found, constant, 1e-5)
+    assert max(sampled(model, shape, 4, scale) for scale in (1e-6, 1.0)) <= found.upper * (1 + ROUNDING)
+
+
+def check_linear(build, shape):
+    """A linear model is measured as a whole: its constant is the norm of its matrix, within the tolerance."""
+    torch.manual_seed(0)
+    model, found = audited(build(), shape)
+    truth = float(jacobian_norm(model, torch.zeros(1, *shape)))
+    assert found.reasons == ()
+    assert truth <= found.upper * (1 + ROUNDING)
+    assert found.upper <= truth * (1 + 1.1 * TOL) + ROUNDING

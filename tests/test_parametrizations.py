@@ -19,6 +19,8 @@ from gramcert.parametrizations import almost_orthogonal, spectral_norm, spectral
 from patience import PATIENCE
 from reference import dense_norm, sigma
 
+EPS = torch.finfo(torch.float64).eps
+
 MAPS = {
     "spatial": spectral_rescaling,
     "frequency": lambda layer, **options: spectral_rescaling(layer, form="frequency", **options),
@@ -48,7 +50,7 @@ def test_every_layer_is_inside(name, case, one_size):
     size = tuple(x.shape[2:]) if spatial and one_size else None
     MAPS[name](layer, **({"input_size": size} if spatial else {}))
     bound = lipschitz_bound(layer, size)
-    assert true_norm(layer, x) <= bound * (1 + 1e-12)
+    assert true_norm(layer, x) <= bound * (1 + 5e3 * EPS)
     assert bound <= 1 + ROUNDING
 
 
@@ -257,4 +259,4 @@ def test_refused_layers_are_left_alone():
     with pytest.raises(ValueError, match="form"):
         spectral_rescaling(layer, form="x")
     assert not parametrize.is_parametrized(layer)
-    assert gramcert.spectral_norm(layer).upper > 0
+    assert gramcert.spectral_norm(layer).tol_reached

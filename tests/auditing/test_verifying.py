@@ -6,18 +6,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import gramcert
 from auditing_networks import Function, residual_network
-from gramcert import Convolution
 from gramcert import nn as gnn
-from gramcert.auditing import checking
 from gramcert.auditing.certificate import seal
-from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale
-from reference import dense_norm, sigma
+
+EPS = torch.finfo(torch.float64).eps
 
 SHAPE = (3, 8, 8)
 
@@ -29,7 +25,9 @@ def model():
 
 @pytest.fixture(scope="module")
 def certificate(model):
-    return json.loads(json.dumps(gramcert.audit(model, SHAPE).certificate))
+    content = json.loads(json.dumps(gramcert.audit(model, SHAPE).certificate))
+    assert math.isfinite(content["upper"])
+    return content
 
 
 def sealed(content):
@@ -49,7 +47,7 @@ def test_a_certificate_of_residual_layers_holds():
     audit = gramcert.audit(model, (3, 4, 4))
     found = gramcert.verify(audit.certificate, model)
     assert found.holds, found.problems
-    assert found.upper == audit.upper <= 1 + 1e-5
+    assert 0.9 < found.upper == audit.upper <= 1 + 1e-5
 
 
 def test_an_unbounded_model_has_a_certificate_too():
@@ -144,7 +142,7 @@ def test_lower_bounds_in_closed_form_need_no_witness():
     model.append(Function(lambda x: x.repeat(1, 5)))
     content = json.loads(json.dumps(gramcert.audit(model, (3,)).certificate))
     for claim, norm in zip(content["claims"], (3, 5, math.sqrt(5)), strict=True):
-        assert norm * (1 - 1e-12) <= claim["lower"] <= norm * (1 + 1e-15)
+        assert norm * (1 - 5e3 * EPS) <= claim["lower"] <= norm * (1 + 5 * EPS)
         assert claim["witness"] is None
     assert gramcert.verify(content, model).holds
     for number in range(3):
@@ -257,86 +255,33 @@ def test_nonsense_in_a_claim_is_refused(model, certificate, field, value):
     assert not found.holds
 
 
-# Proofs
+@pytest.mark.parametrize("layer", [gramcert.nn.SLLLinear(6, 6), gramcert.nn.SLLConv2d(2, 3, 3)])
+def test_negative_norms_in_a_claim_prove_nothing(layer):
+    shape = (6,) if isinstance(layer, gramcert.nn.SLLLinear) else (2, 5, 5)
+    content = copy.deepcopy(gramcert.audit(layer.eval(), shape).certificate)
+    for norms in ([-1.0, 0.0], [0.5, -1e6], [0.0, 1.0], ["unbounded", 1.0], [-0.0, 0.0]):
+        content["claims"][0]["norms"] = norms
+        content["claims"][0]["upper"] = content["upper"] = 1e-3
+        content["outputs"] = dict.fromkeys(content["outputs"], 1e-3)
+        assert not gramcert.verify(content | {"seal": seal(content)}, layer).holds
 
 
-@st.composite
-def layers(draw):
-    """A small convolution of any geometry, and an input size."""
-    axes = draw(st.integers(1, 2))
-    groups = draw(st.integers(1, 2))
-    transposed = draw(st.booleans())
-    mode = "zeros" if transposed else draw(st.sampled_from(["zeros", "zeros", "circular", "reflect", "replicate"]))
-    sizes = draw(st.lists(st.integers(2, 9 if axes == 1 else 6), min_size=axes, max_size=axes))
-    taps = draw(st.lists(st.integers(1, 3), min_size=axes, max_size=axes))
-    pads = [draw(st.integers(0, min(n - 1, 2))) for n in sizes]
-    strides = draw(st.lists(st.integers(1, 2), min_size=axes, max_size=axes))
-    inputs, outputs = (groups * draw(st.integers(1, 3)) for _ in range(2))
-    shape = (inputs, outputs // groups) if transposed else (outputs, inputs // groups)
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
-    kernel = torch.randn(*shape, *taps, generator=generator, dtype=torch.float64)
-    kernel = kernel if draw(st.booleans()) else kernel.sign()
-    layer = Convolution(kernel, strides, pads, mode, draw(st.integers(1, 2)), groups, transposed)
-    try:
-        layer.output_size(tuple(sizes))
-    except ValueError:
-        layer = Convolution(
-            kernel, 1, [k - 1 for k in taps] if transposed is False else 0, "zeros", 1, groups, transposed
-        )
-    return layer, tuple(sizes)
-
-
-@given(layers())
-def test_proofs_succeed_above_the_norm_and_never_below(case):
-    layer, size = case
-    truth = float(dense_norm(layer, size))
-    linear = Convolve((1, layer.in_channels, *size), layer)
-    assert checking.proves_below(linear, truth * (1 + 1e-6)).proved
-    if truth == 0:
-        return
-    for share in (1 - 1e-6, 0.9, 0.1):
-        assert not checking.proves_below(linear, truth * share).proved
-
-
-@given(layers())
-@settings(max_examples=settings.default.max_examples // 2)
-def test_each_test_alone_never_proves_too_much(case):
-    layer, size = case
-    truth = float(dense_norm(layer, size))
-    linear = Convolve((1, layer.in_channels, *size), layer)
-    tests = (checking._by_cells, checking._by_grids, checking._by_matrices) if truth > 0 else ()
-    for test in tests:
-        assert not test(linear, truth * (1 - 1e-6)).proved
-
-
-@pytest.mark.parametrize("order", [3, 40, 70, 200])
-def test_matrices_are_proved_by_balls_or_factorisations(order):
-    matrix = torch.randn(order, order + 5, generator=torch.Generator().manual_seed(order), dtype=torch.float64)
-    linear, truth = AxisMatrix((order + 5,), matrix, 0), float(sigma(matrix))
-    assert checking.proves_below(linear, truth * (1 + 1e-9)).proved
-    assert not checking.proves_below(linear, truth * (1 - 1e-9)).proved
-    assert not checking.proves_below(AxisMatrix((order + 5,), matrix, 0, truth * 1e-3), truth * (1 + 1e-9)).proved
-
-
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("size", [(24, 24), (20, 31)])
-def test_larger_layers_are_proved_by_bands_and_frequencies(size):
-    kernel = torch.randn(5, 5, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    layer = Convolution(kernel, padding=1)
-    enclosure = gramcert.spectral_norm(layer, size, tol=1e-8)
-    linear = Convolve((1, 5, *size), layer)
-    supremum = gramcert.spectral_norm(layer).upper
-    assert checking._by_cells(linear, supremum * (1 + 1e-3)).proved
-    assert not checking._by_cells(linear, enclosure.lower).proved
-    assert checking._by_matrices(linear, enclosure.upper * (1 + 1e-7)).method == "banded Cholesky factorisation"
-    assert checking._by_matrices(linear, enclosure.upper * (1 + 1e-7)).proved
-    assert not checking._by_matrices(linear, enclosure.lower * (1 - 1e-9)).proved
-
-
-def test_moves_and_factors_are_counted():
-    repeated = Move((3,), torch.tensor([1, 1, 2, 0]))
-    assert checking.proves_below(repeated, math.nextafter(math.sqrt(2), 2)).proved
-    assert not checking.proves_below(repeated, 1.414).proved
-    factors = Scale((3,), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
-    assert checking.proves_below(factors, 2.0).proved
-    assert not checking.proves_below(factors, math.nextafter(2.0, 1)).proved
+def test_certificates_with_extreme_numbers_are_refused():
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)).eval()
+    good = gramcert.audit(model, (2, 6, 6)).certificate
+    changes = [
+        ("upper", 1e308),
+        ("lower", 10**400),
+        ("witness", "AAAA"),
+        ("lower", 1e308),
+    ]
+    for field, value in changes:
+        content = copy.deepcopy(good)
+        content["claims"][0][field] = value
+        found = gramcert.verify(content | {"seal": seal(content)}, model)
+        assert not found.holds
+    for shape in ([2, 2**19, 2**19], [2, 10**30, 6], "266", [2.5, 6.5, 6.5], []):
+        content = copy.deepcopy(good) | {"input_shape": shape}
+        assert not gramcert.verify(content | {"seal": seal(content)}, model).holds
+    without = {name: value for name, value in good.items() if name != "graph"}
+    assert not gramcert.verify(without | {"seal": seal(without)}, model).holds

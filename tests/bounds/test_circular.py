@@ -11,6 +11,8 @@ from gramcert import norm2_circ
 from gramcert.geometry import symbol
 from reference import circulant_norm, literal_circular
 
+EPS = torch.finfo(torch.float64).eps
+
 
 def gauss(*shape, dtype=torch.float64):
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
@@ -29,7 +31,7 @@ def test_bounds_the_circulant_matrix_and_closes(drawn, iterations):
 def test_agrees_with_the_literal_algorithm(shape):
     kernel = gauss(*shape).requires_grad_()
     ours, literal = norm2_circ(kernel, (6, 9), 3), literal_circular(kernel, (6, 9), 3)
-    torch.testing.assert_close(ours, literal, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours, literal, rtol=5e3 * EPS, atol=0)
     torch.testing.assert_close(torch.autograd.grad(ours, kernel), torch.autograd.grad(literal, kernel))
 
 
@@ -59,7 +61,7 @@ def test_sharp_kernel(size):
     """Pitfall: e⊗e with e = (2, -1, 2)/3 has norm 25/9 at every even size."""
     row = torch.tensor([2.0, -1.0, 2.0], dtype=torch.float64) / 3
     kernel = torch.outer(row, row)[None, None]
-    assert float(norm2_circ(kernel, size)) == pytest.approx(25 / 9, rel=1e-12)
+    assert float(norm2_circ(kernel, size)) == pytest.approx(25 / 9, rel=5e3 * EPS)
 
 
 def test_chunks_change_nothing(monkeypatch):

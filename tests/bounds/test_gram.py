@@ -11,6 +11,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from gramcert import gram_norm
 from reference import literal_gram, sigma
 
+EPS = torch.finfo(torch.float64).eps
+
 NORMS = ("fro", "inf", "one", "trace")
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -46,7 +48,7 @@ def test_agrees_with_the_algorithm_line_by_line(norm, dtype, shape):
     matrix = random_matrix(*shape, dtype=dtype).requires_grad_()
     for iterations in range(0 if norm == "fro" else 1, 7):
         ours, literal = gram_norm(matrix, iterations, norm=norm), literal_gram(matrix, iterations, norm)
-        torch.testing.assert_close(ours, literal, rtol=1e-12, atol=0)
+        torch.testing.assert_close(ours, literal, rtol=5e3 * EPS, atol=0)
         if norm == "trace" and min(shape) == 1:
             continue  # autograd through the literal square root divides by zero there
         (gradient,) = torch.autograd.grad(ours, matrix)
@@ -83,12 +85,12 @@ def test_subgradient_at_orthogonal_matrices(norm, iterations, order):
         change = gram_norm(matrix + step, iterations, norm=norm) - value
     # The curvature that is left out grows with the power 2^t of the iterate.
     curvature = 2.0 ** min(iterations, 10) * float(step.square().sum()) * order
-    assert change >= (gradient * step).sum() - curvature - 1e-12
+    assert change >= (gradient * step).sum() - curvature - 5e3 * EPS
 
 
 def test_orthogonal_matrices_are_exact_by_the_trace_reading():
     matrix = torch.linalg.qr(random_matrix(64, 64))[0]
-    assert float(gram_norm(matrix, 1, norm="trace")) == pytest.approx(1, rel=1e-12)
+    assert float(gram_norm(matrix, 1, norm="trace")) == pytest.approx(1, rel=5e3 * EPS)
     # Pitfall: the Frobenius reading of the identity of order r is r^(2^-t) at the paper's t = iterations + 1.
     for iterations, excess in ((0, 7), (1, 1.8284), (2, 0.6818), (3, 0.2968)):
         assert float(gram_norm(torch.eye(64), iterations)) - 1 == pytest.approx(excess, rel=1e-3)

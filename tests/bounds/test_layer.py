@@ -102,7 +102,7 @@ def test_grids_are_small():
 def test_shifted_embedding_is_exact_for_symmetric_three_tap_kernels():
     for a, b, n in ((2.0, 1.0, 5), (0.0, 1.0, 5), (-3.0, 1.0, 4), (1.0, -2.0, 7)):
         layer = Convolution(torch.tensor([[[b, a, b]]], dtype=torch.float64), padding=1)
-        assert float(norm2(layer, n)) == pytest.approx(float(dense_norm(layer, n)), rel=1e-12)
+        assert float(norm2(layer, n)) == pytest.approx(float(dense_norm(layer, n)), rel=5e3 * EPS)
 
 
 def test_circular_layers_are_algorithm_2():

@@ -68,18 +68,32 @@ def test_matrices(layer):
     check(singular_values(layer, None), torch.linalg.svdvals(matrix.detach().double()))
 
 
+@pytest.mark.parametrize("k", [None, 2])
+def test_complex_matrices_have_each_singular_value_once(k):
+    matrix = torch.randn(5, 4, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+    check(singular_values(matrix, k=k), torch.linalg.svdvals(matrix)[:k])
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_scales(scale):
     matrix = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     spectrum = singular_values(matrix * scale, None)
-    assert (spectrum.values / scale - torch.linalg.svdvals(matrix)).abs().max() <= 1e-13
-    assert spectrum.error <= 1e-12 * scale
+    assert (spectrum.values / scale - torch.linalg.svdvals(matrix)).abs().max() <= 200 * EPS
+    assert spectrum.error <= 5e3 * EPS * scale
 
 
-def test_zero_layers():
-    spectrum = singular_values(Convolution(torch.zeros(2, 1, 3), padding=1), 4)
-    assert spectrum.values.tolist() == [0.0] * 4
+def test_singular_values_that_overflow_have_no_finite_error():
+    layer = Convolution(torch.full((1, 1, 2), 1.7e308, dtype=torch.float64), padding=1)
+    assert singular_values(layer, 4).error == torch.inf
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular", "replicate"])
+def test_zero_layers(mode):
+    spectrum = singular_values(Convolution(torch.zeros(1, 2, 3, 3), padding=1, padding_mode=mode), 4)
+    assert spectrum.values.tolist() == [0.0] * 16
     assert spectrum.error == 0
+    dilated = Convolution(torch.zeros(1, 1, 2), dilation=3)
+    assert singular_values(dilated, 4).values.tolist() == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +117,7 @@ def test_repeated_singular_values_are_not_missed():
     layer = Convolution(kernel, padding=1, groups=2)
     truth = torch.linalg.svdvals(layer.to_dense((30, 30)))[:9]
     spectrum = singular_values(layer, 30, 9)
-    assert (spectrum.values - truth).abs().max() <= spectrum.error + 1e-12
+    assert (spectrum.values - truth).abs().max() <= spectrum.error + 50 * EPS * truth[0]
     assert spectrum.error <= 1e-7
 
 

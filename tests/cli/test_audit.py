@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import subprocess
 import sys
@@ -67,7 +68,9 @@ def test_certificate_and_page_are_written_and_the_certificate_holds(run, model, 
 
 
 def test_a_file_that_fixes_its_shape_needs_no_option(run, model):
-    assert json.loads(run("audit", model, "--json").stdout)["input_shape"] == [3, 8, 8]
+    content = json.loads(run("audit", model, "--json").stdout)
+    assert content["input_shape"] == [3, 8, 8]
+    assert 0 < content["upper"] < math.inf
 
 
 def test_a_certificate_of_another_shape_is_refused_by_exit_code_1(run, model, tmp_path):

@@ -153,3 +153,25 @@ def test_layers_with_a_replaced_method_are_left_as_they_are():
     layer.compute = lambda x: 7 * x
     model = nn.Sequential(layer)
     assert torch.equal(gnn.export(model)(torch.ones(1, 2)), model(torch.ones(1, 2)))
+
+
+def test_layers_that_occur_twice_are_exported_twice():
+    layer, activation = gnn.SRLinear(3, 3), gnn.Abs()
+    plain = gnn.export(nn.Sequential(layer, activation, layer, activation))
+    assert plain[0] is plain[2]
+    assert plain[1] is plain[3]
+    assert not [part for part in plain.modules() if type(part).__module__.startswith("gramcert")]
+
+
+def test_exported_layers_can_be_saved_and_loaded(tmp_path):
+    plain = gnn.export(nn.Sequential(gnn.MaxMin(), gnn.ScaledAvgPool(2), gnn.SLLConv2d(2, 3, 3)))
+    torch.save(plain, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    x = torch.randn(1, 2, 4, 4)
+    assert torch.equal(again(x), plain(x))
+
+
+def test_frozen_weights_stay_frozen_when_exported():
+    layer = gnn.SRLinear(3, 3)
+    layer.parametrizations.weight.original.requires_grad_(False)
+    assert not gnn.export(layer).weight.requires_grad

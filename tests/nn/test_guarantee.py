@@ -14,6 +14,8 @@ from gramcert import lipschitz_bound, spectral_norm
 from gramcert.parametrizations import spectral_rescaling
 from reference import jacobian_norm
 
+ROUNDING = 100 * torch.finfo(torch.float64).eps
+
 
 def test_rescaled_layers_are_near_one_not_assumed_one():
     """1 + a few 1e-8 for weights rounded to float32, for a layer whose exact norm is 1."""
@@ -92,6 +94,45 @@ def test_size_is_followed_through_a_sequence():
     assert bound == pytest.approx(conv * lipschitz_bound(model[8]), rel=1e-6)
     assert conv < lipschitz_bound(model[4])
     assert bound < lipschitz_bound(model)
+
+
+def filled(layer, value):
+    """A layer with all weights the same."""
+    nn.init.constant_(layer.weight, value)
+    return layer
+
+
+def test_sizes_are_followed():
+    """Linear layers change the last axis, shuffles only the last two, pooling drops windows beyond the input."""
+    linear = nn.Linear(2, 32, bias=False)
+    with torch.no_grad():
+        linear.weight.zero_()
+        linear.weight[:, 0] = 32**-0.5
+    model = nn.Sequential(linear, filled(nn.Conv1d(1, 1, 3, padding=1, bias=False), 1))
+    assert jacobian_norm(model.double(), torch.zeros(1, 1, 2)) <= lipschitz_bound(model, 2) <= 3
+    model = nn.Sequential(nn.PixelUnshuffle(2), filled(nn.Conv3d(1, 1, (3, 1, 1), padding=(1, 0, 0), bias=False), 1))
+    with pytest.raises(ValueError, match=r"lipschitz_bound\(PixelUnshuffle\): expected 2 spatial sizes"):
+        lipschitz_bound(model, (2, 2, 2))
+    assert jacobian_norm(model.double(), torch.zeros(1, 1, 2, 2, 2)) <= lipschitz_bound(model) <= 3 * (1 + ROUNDING)
+    conv = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor([[[1.0, -2.0, 1.0]]]))
+    model = nn.Sequential(nn.MaxPool1d(1, 2, ceil_mode=True), conv)
+    assert (
+        jacobian_norm(model.double(), torch.arange(4.0).reshape(1, 1, 4))
+        <= lipschitz_bound(model, 4)
+        <= 4 * (1 + ROUNDING)
+    )
+
+
+def test_values_that_are_not_numbers():
+    layer = gnn.Householder(2)
+    layer.normals = torch.full((1, 2), torch.nan)
+    with pytest.raises(ValueError, match="expected finite values"):
+        lipschitz_bound(layer)
+    with pytest.raises(TypeError, match="it has no constant: a parameter that is not finite"):
+        lipschitz_bound(nn.LeakyReLU(float("nan")))
+    assert lipschitz_bound(nn.Sequential(filled(nn.Linear(2, 2).double(), 1e308), filled(nn.Linear(2, 2), 0))) == 0
 
 
 class Doubled(gnn.MaxMin):

@@ -56,6 +56,13 @@ def test_constant_is_exactly_one(layer):
         assert jacobian_norm(gnn.export(layer).double(), IMAGE) > 1 - 1e-7
 
 
+@pytest.mark.parametrize("layer", [gnn.ScaledAvgPool(2), gnn.L2Pool(2), gnn.Concatenation(nn.Identity(), gnn.Abs())])
+def test_layers_without_weights_compile_as_one_graph(layer):
+    x = torch.randn(1, 2, 4, 4)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x))
+
+
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
 def test_pooling_of_any_overlap(axes, taps, stride, extra):
     """Windows that overlap or leave gaps, in one to three dimensions."""
@@ -77,6 +84,13 @@ def test_pooling_values():
     zero = torch.zeros(1, 1, 4, 4, requires_grad=True)
     gnn.L2Pool(2)(zero).sum().backward()
     assert torch.equal(zero.grad, torch.zeros_like(zero))
+
+
+def test_pooling_whose_stride_was_changed_afterwards():
+    pool = gnn.ScaledAvgPool(2)
+    pool.stride = (1, 1)
+    assert jacobian_norm(pool, torch.zeros(1, 1, 4, 4)) <= lipschitz_bound(pool) <= 2 * (1 + ROUNDING)
+    assert jacobian_norm(pool, torch.zeros(1, 1, 16, 16)) > 1.98
 
 
 def test_householder():

@@ -54,3 +54,5 @@ def test_bad_input():
         LogitAnnealing(power=-1)
     with pytest.raises(ValueError, match=r"expected \(batch, classes\) and \(batch,\), got \(2, 3\) and \(3,\)"):
         margins(LOGITS, torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match=r"got \(2, 3\) and \(1,\)"):
+        LogitAnnealing()(torch.ones(2, 3), torch.tensor([0]))

@@ -8,13 +8,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import gramcert
+from auditing_networks import random_batch_norm
 from gramcert import Convolution
 from gramcert.operators.composition import Stage, compose, composed
 from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, composed_error
 from gramcert.operators.measurement import Norm
 from gramcert.operators.rules import average_matrix
 from reference import sigma
+
+EPS = torch.finfo(torch.float64).eps
 
 
 @st.composite
@@ -91,11 +96,11 @@ def test_a_composition_is_the_product(chain):
     for stage in stages:
         product = stage.map.dense() @ product
         scale *= max(1.0, stage.map.size)
-    assert float(sigma(product - whole)) <= 1e-12 * max(scale, float(sigma(whole)), 1e-300)
+    assert float(sigma(product - whole)) <= 5e3 * EPS * max(scale, float(sigma(whole)), 1e-300)
     bound = 1.0
     for stage in stages:
         bound *= Norm(stage.map).run(1e-3).upper
-    assert float(sigma(whole)) <= bound * (1 + 1e-12)
+    assert float(sigma(whole)) <= bound * (1 + 5e3 * EPS)
 
 
 @given(chains())
@@ -107,10 +112,11 @@ def test_neighbours_that_can_be_composed_are_one_map(chain):
         truth = second.dense() @ first.dense()
         assert merged.source == first.source
         assert merged.target == second.target
-        assert float(sigma(merged.dense() - truth)) <= merged.error + 1e-13 * first.size * second.size
+        assert float(sigma(merged.dense() - truth)) <= merged.error + 500 * EPS * first.size * second.size
         found = Norm(merged).run(1e-3)
-        assert float(sigma(truth)) <= found.upper * (1 + 1e-12) + 1e-300
-        assert found.lower <= float(sigma(truth)) * (1 + 1e-12) + 1e-300
+        norm, doubt = float(sigma(truth)), 5e3 * EPS * first.size * second.size + 1e-300
+        assert norm * (1 - 5e3 * EPS) - 1e-300 <= found.upper <= norm * (1 + 1.1e-3) + 2 * merged.error + doubt
+        assert found.lower <= norm * (1 + 5e3 * EPS) + 1e-300
 
 
 @given(st.integers(0, 10**6))
@@ -150,4 +156,15 @@ def test_rows_or_columns_that_share_no_place_have_a_norm_in_closed_form(matrix):
     found = Norm(linear).run(1e-3)
     assert Norm(linear).is_instant
     assert found.lower <= float(sigma(matrix.double())) <= found.upper
-    assert found.upper - found.lower <= 1e-14 * found.upper
+    assert found.upper - found.lower <= 50 * EPS * found.upper
+
+
+def test_batch_normalisation_is_folded_into_the_convolution():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), random_batch_norm(4)).eval()
+    found = gramcert.audit(layers, (3, 8, 8))
+    apart = gramcert.spectral_norm(layers[0], 8).lower * float(
+        (layers[1].weight.detach() / (layers[1].running_var + 1e-5).sqrt()).abs().max()
+    )
+    assert [row.name for row in found.rows] == ["0 + 1"]
+    assert found.upper < 0.95 * apart

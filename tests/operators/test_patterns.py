@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramcert
-from auditing_networks import Function
+from auditing_networks import Function, check_function, expect
 from reference import jacobian_norm
 
 # Written out, and torch's own layer.
@@ -80,21 +80,74 @@ def test_an_infinite_limit_is_none():
 def test_limits_that_half_precision_rounds_are_not_used():
     """0.3 is 0.30078125 in bfloat16."""
     model = Function(lambda x: x * x.to(torch.bfloat16).clamp(-0.1, 0.3))
-    assert gramcert.audit(model, (2,)).upper == math.inf
+    expect(gramcert.audit(model, (2,)), "a product of two values")
 
 
+PRODUCT, QUOTIENT, ROOT = "a product of two values", "a quotient of two values", "its slope is unbounded near 0"
+
+# Functions of 4×4 entries that look like known ones, and why they have no constant.
 NOT_THESE = {
-    "another argument": lambda x: x * torch.sigmoid(x.flip(1)),
-    "another number": lambda x: x * torch.sigmoid(x + 1),
-    "the other sign": lambda x: x * torch.sigmoid(-x),
-    "a number on one side": lambda x: (x + 1) * torch.sigmoid(x),
-    "erf without its 1": lambda x: x * (2 + torch.erf(x)),
-    "softplus with beta": lambda x: x * torch.tanh(F.softplus(x, beta=2.0)),
-    "clamp below alone": lambda x: x * (x + 3).clamp(min=0),
-    "clamp of a multiple with the other sign": lambda x: x * (3 - x).clamp(0, 6),
+    "a gate of another argument": (lambda x: x * torch.sigmoid(x.flip(1)), PRODUCT),
+    "a gate of another number": (lambda x: x * torch.sigmoid(x + 1), PRODUCT),
+    "a gate of the other sign": (lambda x: x * torch.sigmoid(-x), PRODUCT),
+    "a gate of the other sign and a number": (lambda x: x * torch.sigmoid(-3 * x + 9), PRODUCT),
+    "a gate with a bias": (
+        lambda x: x * torch.sigmoid(F.batch_norm(x, torch.zeros(4), torch.ones(4), bias=torch.full((4,), -20.0))),
+        PRODUCT,
+    ),
+    "a number on one side": (lambda x: (x + 1) * torch.sigmoid(x), PRODUCT),
+    "numbers that cancel in float64": (lambda x: (((x.double() + 1) + 1e-17) - 1) * torch.sigmoid(x.double()), PRODUCT),
+    "erf without its 1": (lambda x: x * (2 + torch.erf(x)), PRODUCT),
+    "erf with a multiple of 1": (lambda x: x * torch.add(torch.erf(x), 1.0, alpha=50), PRODUCT),
+    "softplus with beta": (lambda x: x * torch.tanh(F.softplus(x, beta=2.0)), PRODUCT),
+    "softsign with a multiple of 1": (lambda x: x / torch.add(x.abs(), 1.0, alpha=1e-3), QUOTIENT),
+    "clamp below alone": (lambda x: x * (x + 3).clamp(min=0), PRODUCT),
+    "clamp of a multiple with the other sign": (lambda x: x * (3 - x).clamp(0, 6), PRODUCT),
+    "a length with a multiple of its epsilon": (
+        lambda x: x / torch.sqrt(torch.add((x * x).mean(1, keepdim=True), 1.0, alpha=1e-4)),
+        QUOTIENT,
+    ),
+    "lengths of other lines": (lambda x: x / torch.sqrt((x * x).mean(2, keepdim=True).mT + 1e-2), QUOTIENT),
+    "lengths of lines read another way": (
+        lambda x: x / torch.sqrt((x * x).mean(2, keepdim=True).view(1, 1, 4) + 1e-2),
+        QUOTIENT,
+    ),
+    "lengths of lines the other way": (lambda x: x / torch.sqrt((x * x).mean(1).unsqueeze(2) + 1e-2), QUOTIENT),
+    "lengths of other entries": (lambda x: x / torch.sqrt((x.flip(1) ** 2).mean(1, keepdim=True) + 1e-2), QUOTIENT),
+    "a root of a sum with a bias": (
+        lambda x: F.linear(x * x, torch.ones(2, 4, dtype=x.dtype), -torch.ones(2, dtype=x.dtype)).sqrt(),
+        ROOT,
+    ),
+    "a root of a padded square": (lambda x: F.pad(x * x, (1, 0), value=-1.0).mean(1).sqrt(), ROOT),
+    "a choice that jumps": (lambda x: torch.where(x == 0, 1.0, x), "a choice jumps"),
+    "a root of a choice": (lambda x: torch.where(x == 0, 1.0, x * x).sqrt(), ROOT),
 }
 
 
 @pytest.mark.parametrize("name", NOT_THESE)
 def test_what_only_looks_like_them_has_no_constant(name):
-    assert gramcert.audit(Function(NOT_THESE[name]), (2, 3, 3)).upper == math.inf
+    function, reason = NOT_THESE[name]
+    expect(gramcert.audit(Function(function), (4, 4)), reason)
+
+
+def rms_norm(x):
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-2)
+
+
+# Functions of images that have a constant, if not always that of what they look like.
+OTHERS = {
+    "layer norm": (lambda x: rms_norm(x - x.mean(-1, keepdim=True)), 10.0),
+    "rms norm": (rms_norm, 10.0),
+    "lengths of resized squares": (lambda x: F.interpolate(x * x, scale_factor=2, mode="bilinear").sqrt(), 2.0),
+    "rows minus means of columns": (lambda x: x - x.mean(3)[..., None, :], 2.0),
+    "maximum and minimum of different pairs": (
+        lambda x: torch.cat([torch.maximum(x[:, :2], x[:, 2:]), torch.minimum(x[:, :2], 2 * x[:, 2:])], 1),
+        math.sqrt(7),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_functions_have_their_constant(name):
+    function, constant = OTHERS[name]
+    check_function(Function(function), constant, (4, 4, 4))

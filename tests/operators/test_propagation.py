@@ -86,8 +86,8 @@ def test_a_bounded_model_cannot_leave_out_its_claims():
 
 def test_outputs_that_are_bounded_are_not_called_unbounded():
     model = Function(lambda x: (2 * x, x**3)).eval()
-    assert gramcert.audit(model, (4,)).outputs.keys() != gramcert.audit(model, (4,), measure=True).outputs.keys()
-    assert 2.0 in gramcert.audit(model, (4,), measure=True).outputs.values()
+    assert gramcert.audit(model, (4,)).outputs == {"pow_1": math.inf}
+    assert gramcert.audit(model, (4,), measure=True).outputs == {"mul": 2.0, "pow_1": math.inf}
 
 
 def test_what_is_multiplied_by_zero_does_not_count():
@@ -98,3 +98,29 @@ def test_what_is_multiplied_by_zero_does_not_count():
     found = gramcert.audit(model, (4,))
     assert (found.upper, found.reasons) == (0.0, ())
     assert gramcert.verify(json.loads(json.dumps(found.certificate)), model).upper == 0
+
+
+def test_shares_add_up_and_rows_multiply():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 3)).eval()
+    found = gramcert.audit(model, (8,))
+    assert abs(sum(row.share for row in found.rows)) == pytest.approx(1)
+    assert math.prod(row.upper for row in found.rows) == pytest.approx(found.upper)
+    assert found.rows[-1].constant == found.upper
+
+
+def test_shares_have_the_sign_of_what_they_do():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    with torch.no_grad():
+        model[0].weight.copy_(2 * torch.eye(4))
+        model[2].weight.copy_(0.1 * torch.eye(4))
+    grows, shrinks = (row.share for row in gramcert.audit(model, (4,)).rows)
+    assert grows > 0 > shrinks
+    assert grows + shrinks == pytest.approx(-1)
+
+
+def test_outputs_that_do_not_depend_on_the_input_have_the_constant_0():
+    found = gramcert.audit(Function(lambda x, c: c + 1, c=torch.ones(3)), (4,))
+    assert found.upper == 0
+    assert gramcert.verify(found.certificate, Function(lambda x, c: c + 1, c=torch.ones(3))).holds

@@ -6,10 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from gramcert import Convolution
+import gramcert.nn as gnn
+from gramcert import Convolution, lipschitz_bound
+from gramcert.parametrizations import spectral_rescaling
 from gramcert.rescaling import rescaling_vector
 
+ROUNDING = 100 * torch.finfo(torch.float32).eps
 exponents = st.floats(-44, 38)
 
 
@@ -62,7 +66,7 @@ def test_any_q_and_any_scale_are_valid(seed, dtype, form, powers, wide, scale, i
 def test_extreme_weights_of_channels(q):
     matrix = torch.diag(torch.tensor([1.0, 0.35]))
     factors = rescaling_vector(matrix, 5, q=torch.tensor(q, dtype=torch.float64))
-    assert torch.linalg.matrix_norm(matrix * factors, 2) <= 1 + 1e-6
+    assert torch.linalg.matrix_norm(matrix * factors, 2) <= 1 + ROUNDING
 
 
 def test_the_scale_of_q_does_not_matter():
@@ -76,3 +80,20 @@ def test_the_scale_of_q_does_not_matter():
 def test_layers_of_subnormal_weights_have_a_finite_vector(value, dtype):
     matrix = torch.full((2, 2), value, dtype=dtype)
     assert torch.isfinite(rescaling_vector(matrix)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-20, 1e20, 1e30, 1.5e38])
+def test_weights_at_the_ends_of_the_range(scale):
+    torch.manual_seed(0)
+    for layer in (
+        *(gnn.SLLLinear(4, 3, rescaling=rescaling) for rescaling in ("sr", "aol", "sn")),
+        gnn.SLLConv2d(2, 3, 3, form="frequency"),
+    ):
+        with torch.no_grad():
+            layer.weight.copy_(scale * torch.rand_like(layer.weight))
+        assert 1 <= lipschitz_bound(layer) <= 1 + ROUNDING
+    for layer in (spectral_rescaling(nn.Linear(4, 3)), gnn.SRConv2d(2, 3, 3, form="frequency"), gnn.SRConv1d(2, 2, 3)):
+        layer.weight = scale * torch.rand_like(layer.weight)
+        assert 0.1 < lipschitz_bound(layer) <= 1 + ROUNDING
+        (gradient,) = torch.autograd.grad(layer.weight.sum(), layer.parametrizations.weight.original)
+        assert torch.isfinite(gradient).all()

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import layers
-from gramcert import Convolution, sampling_factor
+from gramcert import Convolution, lipschitz_bound, sampling_factor
+from gramcert.nn import SRConv2d
 from gramcert.rescaling import rescaling_vector
 from gramcert.rescaling import spatial as spatial_form
 from reference import dense_norm, literal_rescaling, sigma
@@ -99,6 +100,11 @@ def test_norm_tends_to_one_and_stays_below():
         assert 1 - 2.0 ** (3 - t) < dense_norm(scaled(kernel, factors, "input"), 16) <= 1 + TINY
 
 
+def test_many_iterations_of_tall_matrices():
+    factors = rescaling_vector(torch.ones(64, 256), 14)
+    torch.testing.assert_close(factors, torch.full((256,), (64 * 256) ** -0.5))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_frequency_form_is_tighter(form):
     """Mean factors at random initialisation, 32 channels, t = 1: far above AOL's."""
@@ -150,6 +156,37 @@ def test_rows_far_below_the_others_are_sound_and_have_gradients(form):
             assert (kernel.diagonal()[0] * factors <= 0.5 + 100 * torch.finfo(dtype).eps).all()
             (gradient,) = torch.autograd.grad((kernel * factors[:, None]).sum(), kernel)
             assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(("iterations", "size"), [(4, 0.05), (5, 0.2), (6, 0.45)])
+@pytest.mark.parametrize("form", ["spatial", "frequency"])
+def test_channels_that_never_meet(form, iterations, size):
+    """A low and a high pass: where the one is large the other's share is far below rounding, and was dropped."""
+    low, high = torch.tensor([1.0, 2.0, 1.0]) / 4, torch.tensor([1.0, -2.0, 1.0]) / 4
+    layer = SRConv2d(2, 2, 3, padding=1, iterations=iterations, form=form)
+    weight = torch.zeros(2, 2, 3, 3)
+    weight[0, 0], weight[1, 1] = torch.outer(low, low), size * torch.outer(high, high)
+    layer.weight = weight
+    assert 0.97 <= lipschitz_bound(layer) <= 1 + 100 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize(("iterations", "size"), [(5, 0.03), (6, 0.1), (7, 0.3)])
+def test_gradients_of_channels_that_never_meet(iterations, size):
+    kernel = torch.zeros(2, 2, 3, dtype=torch.float64)
+    kernel[0, 0], kernel[1, 1] = torch.tensor([1.0, 2.0, 1.0]) / 4, size * torch.tensor([1.0, -2.1, 1.0]) / 4
+
+    def factor(value):
+        mask = torch.zeros_like(kernel)
+        mask[1, 1, 1] = 1
+        weight = torch.where(mask > 0, value, kernel)
+        return rescaling_vector(Convolution(weight), iterations, form="frequency")[1]
+
+    value = kernel[1, 1, 1].clone().requires_grad_()
+    step = 1e-6 * abs(float(kernel[1, 1, 1]))
+    slope = float(factor(value.detach() + step) - factor(value.detach() - step)) / (2 * step)
+    (gradient,) = torch.autograd.grad(factor(value), value)
+    assert float(gradient) == pytest.approx(slope, rel=1e-4)
+    assert abs(slope) > 1
 
 
 GRADIENT_LAYERS = {
