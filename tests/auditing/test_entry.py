@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
 @pytest.mark.parametrize(
     ("shape", "options", "error", "message"),
     [
-        ((3, 8), {}, ValueError, r"audit\(input_shape=\(3, 8\)\): the model cannot take it"),
+        ((3, 8), {}, ValueError, r"audit\(input_shape\): the model cannot take an input of shape \(3, 8\)"),
         ((0,), {}, ValueError, "expected sizes of at least 1"),
         ((2**20, 2**20), {}, ValueError, "expected at most"),
         (None, {}, ValueError, r"audit\(input_shape\): Linear does not say it; expected the shape of one example"),
@@ -40,7 +40,10 @@ def test_bad_arguments_are_named(shape, options, error, message):
 def test_bad_models_are_named():
     with pytest.raises(TypeError, match="sparse or meta"):
         gramcert.audit(nn.Linear(4, 4, device="meta"), (4,))
-    with pytest.raises(ValueError, match=r"the model cannot take it \(without the batch it is \(3, 5, 6\)\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"the model cannot take an input of shape \(1, 3, 5, 6\) \(without the batch it is \(3, 5, 6\)\)",
+    ):
         gramcert.audit(nn.Conv2d(3, 2, 3).eval(), (1, 3, 5, 6))
 
 

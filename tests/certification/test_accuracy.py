@@ -293,7 +293,7 @@ class TestWhatIsCertified:
         layer = parametrize.register_parametrization(nn.Linear(3, 4, bias=False), "weight", counter, unsafe=True)
         counter.count = 0
         batch = torch.randn(3, 3), torch.zeros(3).long()
-        with pytest.raises(TypeError, match=r"its parametrisation of weight gives another one each time"):
+        with pytest.raises(ValueError, match=r"its parametrisation of weight gives another one each time"):
             certify(nn.Sequential(layer, nn.Linear(4, 2)), [batch], [])
         assert counter.count == 0
 

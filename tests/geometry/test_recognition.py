@@ -111,8 +111,8 @@ def test_subclasses_that_change_nothing_are_known():
         def compute(self, x):
             return 2 * super().compute(x)
 
-        def guarantee(self, call, size):
-            return 2.0, size
+        def describe_operators(self, outline, x):
+            return outline.constant(x, 2.0, "doubled")
 
     assert lipschitz_bound(Own()) == 2
 
@@ -126,7 +126,8 @@ def test_subclasses_that_change_nothing_are_known():
         (nn.Sequential, "forward", lambda: nn.Sequential(nn.ReLU())),
         (nn.Conv2d, "_conv_forward", lambda: nn.Conv2d(1, 1, 1)),
         (gnn.MaxMin, "compute", gnn.MaxMin),
-        (gnn.MaxMin, "guarantee", gnn.MaxMin),
+        (gnn.MaxMin, "describe_operators", gnn.MaxMin),
+        (gnn.MaxMin, "outlined", gnn.MaxMin),
         (gnn.MaxMin.__mro__[1], "forward", gnn.MaxMin),
         (nn.Module, "__call__", nn.ReLU),
         (nn.Module, "_call_impl", nn.ReLU),
@@ -140,7 +141,7 @@ def test_patched_classes_are_refused(kind, method, make, wrapped, monkeypatch):
     before = getattr(kind, method)
     patch = functools.wraps(before)(lambda *args, **kwargs: 5) if wrapped else lambda *args, **kwargs: 5
     monkeypatch.setattr(kind, method, patch, raising=False)
-    with pytest.raises(TypeError, match=rf"was patched at {method}|{kind.__name__}.guarantee"):
+    with pytest.raises(TypeError, match=rf"was patched at {method}|{kind.__name__}.describe_operators"):
         lipschitz_bound(layer)
 
 
@@ -314,7 +315,7 @@ def test_subclasses_of_tensors_are_refused():
 def test_what_an_instance_says_of_itself_is_no_guarantee():
     layer = nn.Linear(2, 2)
     before = lipschitz_bound(layer)
-    layer.guarantee = lambda call, size: (0.001, size)
+    layer.describe_operators = lambda outline, x: outline.constant(x, 0.001, "small")
     assert lipschitz_bound(layer) == before
 
 
@@ -338,8 +339,8 @@ class Impostor(gnn.MaxMin):
     def __deepcopy__(self, memo):
         return gnn.MaxMin()
 
-    def guarantee(self, call, size):
-        return 100.0, size
+    def describe_operators(self, outline, x):
+        return outline.constant(x, 100.0, "large")
 
 
 def test_layers_that_copy_as_something_else_are_refused():

@@ -8,7 +8,9 @@ from torch import nn
 
 from cases import tensors
 from gramcert import lipschitz_bound
+from gramcert.geometry.convolution import Convolution
 from gramcert.nn import Abs, MaxMin, SLLConv1d, SLLConv2d, SLLConv3d, SLLLinear, export
+from gramcert.operators.measurement import ResidualLayer
 from reference import jacobian_norm, sigma
 
 RESCALINGS = ("sr", "aol", "sn")
@@ -69,19 +71,15 @@ def test_the_bound_is_reached():
 
 def test_constants_above_one_are_found():
     """Weights that are not those of the rescaling: the certified constant says so."""
-    from gramcert.certified.deployed import residual_upper
-    from gramcert.geometry.convolution import Convolution
-
     weight = torch.eye(3)[:, :, None]
     factors = torch.tensor([2.0, 2.2, 1.0])
-    roots = (factors / 2).sqrt()
-    bound = residual_upper("test", Convolution(weight), weight * factors[:, None, None], roots, None)
+    bound = ResidualLayer(Convolution(weight), weight * factors[:, None, None], None).run(1e-3).upper
     exact = sigma(torch.eye(3) - torch.diag(factors))
     assert exact <= bound <= exact + 1e-6
     # An outer weight that is not the inner one times the factors.
     outer = weight * factors[:, None, None]
     outer[0, 1] = 0.5
-    bound = residual_upper("test", Convolution(weight), outer, roots, None)
+    bound = ResidualLayer(Convolution(weight), outer, None).run(1e-3).upper
     active = sigma(torch.eye(3) - outer[:, :, 0].T)
     assert active <= bound < active + 0.6
 

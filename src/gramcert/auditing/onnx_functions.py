@@ -138,8 +138,9 @@ def _group_norm(t: Context, c: Call) -> Variable:
     if groups < 1 or x.shape[1] % groups:
         raise Unknown(f"{groups} groups of {x.shape[1]} channels")
     if c.opset < 21:
-        scale = c.constant(1, "scale").repeat_interleave(x.shape[1] // groups)
-        c = Call(c.node, [x, scale, c.get(2)], c.opset)
+        each = x.shape[1] // groups
+        scale, bias = (c.constant(place, name).repeat_interleave(each) for place, name in ((1, "scale"), (2, "bias")))
+        c = Call(c.node, [x, scale, bias], c.opset)
     shape = (x.shape[1], *(1,) * (x.dim - 2))
     return _normalised(t, c, math.prod(x.shape[1:]) // groups, "group norm", shape)
 

@@ -13,7 +13,8 @@ from gramcert.arguments import checked_radii, require_finite
 from gramcert.auditing.reading import Source
 from gramcert.certification.network import CertifiedNetwork
 from gramcert.exact import float_up
-from gramcert.geometry.recognition import faithful_copy, unwrapped
+from gramcert.geometry.recognition import unwrapped
+from gramcert.nn.baking import frozen_copy
 from gramcert.rounding import checked_arithmetic
 
 # How much of what is done, for whoever shows it: what, how many, of how many (``None`` if that is not known).
@@ -99,7 +100,7 @@ def certify(
     classifier: _Classifier | None = None
     labels, predictions, found, largest = [], [], [], 0.0
     with checked_arithmetic(call):  # weights as the layers give them alone, whatever autocast is around
-        source = Source.of(call, faithful_copy(call, unwrapped(call, model)))
+        source = Source.of(call, frozen_copy(call, unwrapped(call, model)))
     for batch in loader:
         with checked_arithmetic(call):  # not around the loader, which may need gradients
             if classifier is None:

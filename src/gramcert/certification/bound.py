@@ -75,7 +75,9 @@ def _graph(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[int
         layer = as_convolution(call, inner)
         layer.output_size(sizes, call=call)
         b = Builder()
-        b.output("output", b.layer(b.input("input", ()), LayerNorm(layer, sizes)))
+        x = b.input("input", ())
+        b.at(type(inner).__name__, "layer", [])
+        b.output("output", b.layer(x, LayerNorm(layer, sizes)))
         return b.graph
     return Source.of(call, module).graph(call, (_channels(module), *sizes), "input_size")
 

@@ -41,7 +41,7 @@ class Layer(nn.Module, abc.ABC):
     def compute(self, x: Tensor) -> Tensor:
         """The layer itself."""
 
-    def describe(self, outline: Outline, x: Variable) -> Variable:
+    def describe_operators(self, outline: Outline, x: Variable) -> Variable:
         """What it is at every input size, after a look at its tensors."""
         self.require_shapes(outline.call)
         return self.outlined(outline, x)

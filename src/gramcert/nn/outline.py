@@ -46,12 +46,11 @@ class Outline:
         self.b.at(name, name, [])
         if isinstance(module, torch.fx.GraphModule):
             raise TypeError(f"{call}({name}): a traced graph is not known as a layer{HINT}")
-        if isinstance(module, Described) and hasattr(type(module), "describe"):  # what an instance says is not enough
-            owner = next(
-                kind for kind in type(module).__mro__ if "describe" in vars(kind) and issubclass(kind, nn.Module)
-            )
-            require_known(call, module, owner, "; a class of your own may have a describe(outline, x)")
-            return module.describe(self, x)
+        kinds = [kind for kind in type(module).__mro__ if issubclass(kind, nn.Module)]
+        owner = next((kind for kind in kinds if "describe_operators" in vars(kind)), None)
+        if isinstance(module, Described) and owner is not None:  # what an instance says of itself is not enough
+            require_known(call, module, owner, "; a class of your own may have a describe_operators(outline, x)")
+            return module.describe_operators(self, x)
         if isinstance(module, nn.Sequential):
             require_known(call, module, nn.Sequential)
             for part in module:
@@ -77,7 +76,7 @@ class Outline:
 class Described(Protocol):
     """A layer that says what it does."""
 
-    def describe(self, outline: Outline, x: Variable) -> Variable:
+    def describe_operators(self, outline: Outline, x: Variable) -> Variable:
         """Append what it makes of a value."""
 
 

@@ -103,7 +103,7 @@ class _Residual(nn.Module):
         """A weight as a convolution from the channels to the hidden ones."""
         return Convolution(weight, padding=self.padding) if self.padding else Convolution(weight[:, :, None])
 
-    def describe(self, outline: Outline, x: Variable) -> Variable:
+    def describe_operators(self, outline: Outline, x: Variable) -> Variable:
         """The theorem of the residual layer, with the weights as they are."""
         call = outline.call
         require_known(call, self.activation, type(self.activation))

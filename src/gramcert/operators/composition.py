@@ -31,7 +31,7 @@ class Stage:
 
 def composed(stages: list[Stage]) -> list[Stage]:
     """The same map as a shorter product."""
-    stages = [stage for stage in stages if not _is_identity(stage.map)]
+    stages = [stage for stage in stages if not is_identity(stage.map)]
     position = 0
     while position + 1 < len(stages):
         first, second = stages[position], stages[position + 1]
@@ -44,7 +44,8 @@ def composed(stages: list[Stage]) -> list[Stage]:
     return _with_small_matrices(stages)
 
 
-def _is_identity(linear: LinearMap) -> bool:
+def is_identity(linear: LinearMap) -> bool:
+    """Whether a map leaves every value as it is."""
     if isinstance(linear, Scale):
         return linear.error == 0 and bool((linear.factors == 1).all())
     return isinstance(linear, Move) and linear.is_view and linear.source == linear.target

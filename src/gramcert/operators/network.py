@@ -30,8 +30,8 @@ class Network:
         for done, step in enumerate(steps, 1):
             found = step.measurement.run(TOLERANCES[0], None)
             if found.stopped:  # a number carries no notes
-                kind, known = step.measurement.kind, f"at most {found.upper:.6g}"
-                warnings.warn(f"{call}({kind}): its norm is only known to be {known}; {found.stopped}", stacklevel=4)
+                name, known = self.plan.graph.nodes[step.nodes[-1]].label, f"at most {found.upper:.6g}"
+                warnings.warn(f"{call}({name}): its norm is only known to be {known}; {found.stopped}", stacklevel=4)
             self._measured[step.measurement] = found
             report(done, len(steps))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gramcert.geometry.convolution import Convolution
-from gramcert.operators.composition import Stage, composed
+from gramcert.operators.composition import Stage, composed, is_identity
 from gramcert.operators.graph import CONSEQUENCE, Graph, Input, Joint, Layer, Node, Nonlinear, Sum, Unbounded
 from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap
 from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
@@ -180,6 +180,11 @@ class Plan:
         return None
 
     def _theorem(self, x: str, branch: Node, sign: int) -> tuple[ResidualLayer, tuple[str, ...]] | None:
+        start, maps = self._chain(branch, x)
+        if start.name == x:  # φ is the identity
+            stages = [stage for stage in maps if not is_identity(stage.map)]
+            found = _residual_layer(stages[0].map, stages[1].map, sign) if len(stages) == 2 else None
+            return None if found is None or not found.fits else (found, tuple(stage.nodes[0] for stage in stages))
         phi, outer = self._chain(branch)
         if not isinstance(phi.operation, Nonlinear) or phi.operation.slopes is None:
             return None

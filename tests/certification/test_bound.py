@@ -91,7 +91,7 @@ def test_size_is_followed_through_a_sequence():
     bound = lipschitz_bound(model, 9)
     assert jacobian_norm(gnn.export(model).double(), x) <= bound
     conv = lipschitz_bound(model[4], 4)
-    assert bound == pytest.approx(conv * lipschitz_bound(model[8]), rel=1e-6)
+    assert bound <= conv * lipschitz_bound(model[8])  # both, and what is between them, are measured as one map
     assert conv < lipschitz_bound(model[4])
     assert bound < lipschitz_bound(model)
 
@@ -111,9 +111,9 @@ def test_sizes_are_followed():
     model = nn.Sequential(linear, filled(nn.Conv1d(1, 1, 3, padding=1, bias=False), 1))
     assert jacobian_norm(model.double(), torch.zeros(1, 1, 2)) <= lipschitz_bound(model, 2) <= 3
     model = nn.Sequential(nn.PixelUnshuffle(2), filled(nn.Conv3d(1, 1, (3, 1, 1), padding=(1, 0, 0), bias=False), 1))
-    with pytest.raises(ValueError, match=r"lipschitz_bound\(PixelUnshuffle\): expected 2 spatial sizes"):
-        lipschitz_bound(model, (2, 2, 2))
-    assert jacobian_norm(model.double(), torch.zeros(1, 1, 2, 2, 2)) <= lipschitz_bound(model) <= 3 * (1 + ROUNDING)
+    x = torch.zeros(1, 1, 2, 2, 2)
+    assert jacobian_norm(model.double(), x) <= lipschitz_bound(model, input_shape=x) <= 3 * (1 + ROUNDING)
+    assert jacobian_norm(model.double(), x) <= lipschitz_bound(model) <= 3 * (1 + ROUNDING)
     conv = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
     with torch.no_grad():
         conv.weight.copy_(torch.tensor([[[1.0, -2.0, 1.0]]]))
@@ -144,8 +144,8 @@ class Known(gnn.MaxMin):
     def compute(self, x):
         return 2 * super().compute(x)
 
-    def guarantee(self, call, size):
-        return 2.0, size
+    def describe_operators(self, outline, x):
+        return outline.constant(x, 2.0, "doubled")
 
 
 class Twice(nn.ReLU):
@@ -169,12 +169,13 @@ def hooked():
     [
         (Own(), r"lipschitz_bound\(Own\): its constant is not known"),
         (nn.Sequential(nn.ReLU(), Own()), r"lipschitz_bound\(Own\): its constant is not known"),
-        (nn.BatchNorm2d(3), r"lipschitz_bound\(BatchNorm2d\): its constant is not known"),
-        (nn.LayerNorm(3), r"its constant is not known"),
+        (nn.BatchNorm2d(3), r"lipschitz_bound\(BatchNorm2d\): it has no constant: in training mode it mixes"),
+        (nn.BatchNorm2d(3, track_running_stats=False).eval(), r"it has no constant: it keeps no running statistics"),
+        (nn.LogSoftmax(1), r"its constant is not known"),
+        (nn.Dropout(), r"lipschitz_bound\(Dropout\): it has no constant: in training mode dropout is random"),
         (nn.Softplus(threshold=5), r"it has no constant: it jumps at its threshold 5"),
         (nn.Hardshrink(), r"it has no constant: it jumps"),
         (nn.RReLU(), r"it has no constant: in training mode its slope is random"),
-        (nn.Softmax(1), r"its constant is not known"),
         (nn.MultiheadAttention(4, 1), r"its constant is not known"),
         (
             Doubled(),
@@ -182,7 +183,6 @@ def hooked():
         ),
         (Twice(), r"lipschitz_bound\(Twice\): its constant is not known"),
         (hooked(), r"lipschitz_bound\(MaxMin\): its hook"),
-        (nn.AvgPool2d(3, padding=1, count_include_pad=False), r"windows counted without padding are not known"),
         (nn.MaxPool2d(2, return_indices=True), r"with return_indices it has two outputs"),
         (gnn.Residual(Own()), r"lipschitz_bound\(Own\)"),
         (3, r"lipschitz_bound\(module\): expected a torch.nn.Module, got int"),
@@ -194,19 +194,22 @@ def test_unknown_layers_are_refused(module, message):
         lipschitz_bound(module)
 
 
-def test_a_subclass_may_give_its_own_guarantee():
+def test_a_subclass_may_describe_itself():
     assert lipschitz_bound(Known()) == 2
 
 
 @pytest.mark.parametrize(
     ("module", "size", "message"),
     [
-        (nn.Dropout(), None, r"lipschitz_bound\(Dropout\): in training mode dropout is random"),
         (nn.Linear(2, 2), 3, r"lipschitz_bound\(input_size=3\): Linear has no spatial size"),
         (nn.Conv2d(1, 1, 3), (3,), r"lipschitz_bound\(input_size=\(3,\)\): Conv2d needs 2 sizes"),
         (nn.Conv2d(1, 1, 3), 2, r"lipschitz_bound\(input_size=\(2, 2\)\): the output would be empty"),
-        (gnn.Residual(nn.Conv2d(1, 1, 3)), 8, r"turns size \(8, 8\) into \(6, 6\)"),
-        (gnn.Concatenation(nn.Conv2d(1, 1, 3), nn.ReLU()), 8, r"turn size \(8, 8\) into different ones"),
+        (
+            gnn.Residual(nn.Conv2d(1, 1, 3)),
+            8,
+            r"input of shape \(1, 8, 8\): Residual\(module\): expected an output",
+        ),
+        (gnn.Concatenation(nn.Conv2d(1, 1, 3), nn.ReLU()), 8, r"cannot take .*Sizes of tensors must match"),
         (spectral_rescaling(nn.Conv2d(1, 1, 1)), -1, r"expected sizes of at least 1, got -1"),
     ],
     ids=lambda value: type(value).__name__,
