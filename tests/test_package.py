@@ -9,7 +9,7 @@ def run(code):
 
 
 def test_import_loads_no_extra_and_nothing_of_the_command_line():
-    heavy = ["matplotlib", "safetensors", "scipy", "typer", "rich", "hypothesis"]
+    heavy = ["matplotlib", "safetensors", "scipy", "typer", "rich", "hypothesis", "pydantic"]
     loaded = run(
         f"import sys, torch; before = set(sys.modules); import gramcert; "
         f"print([name for name in {heavy} if name in sys.modules and name not in before])"

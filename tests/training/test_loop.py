@@ -283,7 +283,7 @@ def test_a_file_in_place_of_the_folder(digits, tiny, tmp_path):
 
 def test_a_configuration_that_cannot_be_read(digits, tiny, tmp_path):
     (tmp_path / CONFIGURATION).write_text("{")
-    with pytest.raises(ValueError, match="configuration: not JSON"):
+    with pytest.raises(ValueError, match="Configuration: Invalid JSON"):
         train(tiny(), digits, tmp_path)
 
 
@@ -291,9 +291,9 @@ def test_a_configuration_that_cannot_be_read(digits, tiny, tmp_path):
     ("changes", "message"),
     [
         ({"batch": "257"}, r"train\(batch=257\): more than the 256 training images"),
-        ({"images": "1401"}, r"configuration\(images=1401\): expected at most the 1400 training images"),
-        ({"holdout": "1400"}, r"configuration\(holdout=1400\): expected less than the 1400 training images"),
-        ({"holdout": "1200"}, r"configuration\(images=256\): expected at most the 200 training images"),
+        ({"images": "1401"}, r"Configuration\(images=1401\): expected at most the 1400 training images"),
+        ({"holdout": "1400"}, r"Configuration\(holdout=1400\): expected less than the 1400 training images"),
+        ({"holdout": "1200"}, r"Configuration\(images=256\): expected at most the 200 training images"),
         ({"augmentation.crop": "8"}, r"train\(augmentation\.crop=8\): expected less than the 8 pixels"),
         ({"pool": "3"}, "8×8 places cannot be pooled by 3"),
     ],

@@ -14,7 +14,7 @@ from rich.table import Table
 from gramcert.cli.data import images_of
 from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.options import DATA, parse_changes
-from gramcert.training.configuration import CONFIGURATIONS, Configuration, from_json, named
+from gramcert.training.configuration import CONFIGURATIONS, from_file, named
 from gramcert.training.loop import Step
 from gramcert.training.loop import train as run
 
@@ -38,7 +38,9 @@ def train(
     model.safetensors. Several processes share each batch: torchrun --nproc-per-node 4 -m gramcert train ...
     """
     with one_line_errors():
-        chosen = _configuration(configuration).with_fields(parse_changes("--set", changes or []))
+        is_name = configuration in CONFIGURATIONS or not configuration.endswith(".json")
+        base = named(configuration) if is_name else from_file(Path(configuration))
+        chosen = base.with_fields(parse_changes("--set", changes or []))
         if show:
             typer.echo(chosen.to_json())
             return
@@ -85,15 +87,6 @@ def train(
             table.add_row(name, f"{100 * value:.1f} %")
         Console().print(table)
         typer.echo(f"The network is in {out}. The shares at radii are estimates; to certify: gramcert certify {out}")
-
-
-def _configuration(text: str) -> Configuration:
-    if text in CONFIGURATIONS or not text.endswith(".json"):
-        return named(text)
-    try:
-        return from_json(Path(text).read_text())
-    except OSError as error:
-        raise BadInput(f"{text}: cannot be read ({error.strerror})") from None
 
 
 def _shares(record: dict[str, float]) -> dict[str, float]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.files import locked, open_lock, opened_safetensors, remove_unfinished, write_atomically
-from gramcert.training.configuration import Configuration, from_json
+from gramcert.training.configuration import Configuration, from_file, from_json
 from gramcert.training.networks import build
 
 STATE, MODEL, METRICS, CONFIGURATION = "state.safetensors", "model.safetensors", "metrics.jsonl", "configuration.json"
@@ -45,7 +45,7 @@ def claimed(folder: Path, configuration: Configuration) -> Iterator[None]:
         path = folder / CONFIGURATION
         if not path.exists():
             write_atomically(path, configuration.to_json().encode())
-        other = from_json(path.read_text())
+        other = from_file(path)
         if other != configuration:
             fields = [f.name for f in dataclasses.fields(other)]
             changed = [name for name in fields if getattr(other, name) != getattr(configuration, name)]

@@ -82,12 +82,12 @@ class Images:
         if holdout:
             if not 0 < holdout < len(train):
                 raise ValueError(
-                    f"configuration(holdout={holdout}): expected less than the {len(train)} training images"
+                    f"Configuration(holdout={holdout}): expected less than the {len(train)} training images"
                 )
             train, test = train[: len(train) - holdout], train[len(train) - holdout :]
         if images is not None:
             if not 0 < images <= len(train):
-                raise ValueError(f"configuration(images={images}): expected at most the {len(train)} training images")
+                raise ValueError(f"Configuration(images={images}): expected at most the {len(train)} training images")
             train = train[:images]
         return replace(self, train=train, test=test)
 
