@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path):
 
 
 def test_an_interrupted_audit_keeps_what_was_measured(tmp_path):
-    def interrupt(done, total, name):
+    def interrupt(name, done, total):
         if done == 2:
             raise KeyboardInterrupt("after two")
 
@@ -69,7 +69,7 @@ def test_an_interrupted_audit_keeps_what_was_measured(tmp_path):
 def test_processes_find_the_same_numbers(tmp_path):
     told = []
     one = gramcert.audit(residual_network(), SHAPE)
-    two = gramcert.audit(residual_network(), SHAPE, jobs=2, report=lambda done, total, name: told.append((done, total)))
+    two = gramcert.audit(residual_network(), SHAPE, jobs=2, report=lambda name, done, total: told.append((done, total)))
     assert one.upper == pytest.approx(two.upper, rel=1e-9)
     assert told[0] == (0, 3)
     assert told[-1] == (3, 3)

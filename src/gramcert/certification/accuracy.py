@@ -1,7 +1,7 @@
 """``certify``: clean and certified accuracy of a network on labelled inputs, rounding included."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -17,10 +17,8 @@ from gramcert.exact import float_up
 from gramcert.geometry.convolution import effective_weight
 from gramcert.geometry.recognition import unwrapped
 from gramcert.nn.baking import frozen
+from gramcert.progress import Report, silent
 from gramcert.rounding import checked_arithmetic
-
-# How much of what is done, for whoever shows it: what, how many, of how many (``None`` if that is not known).
-Report = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def certify(
     loader: Iterable[tuple[Tensor, Tensor]],
     radii: Sequence[float],
     *,
-    report: Report = lambda what, done, total: None,
+    report: Report = silent,
 ) -> CertifiedAccuracy:
     """Clean accuracy, and accuracy certified against every change of an input up to each radius, in the l2 norm.
 
@@ -80,7 +78,7 @@ def certify(
         model: a ``Sequential`` of layers that :func:`gramcert.lipschitz_bound` knows, the last one linear.
         loader: batches of inputs and labels; all inputs have one shape.
         radii: at which certified accuracy is given.
-        report: told what is being done; for progress bars.
+        report: told what is being done (``layers``, ``inputs``), how many are done, and of how many.
 
     Example:
         >>> import torch, gramcert

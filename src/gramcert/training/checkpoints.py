@@ -31,7 +31,7 @@ _LOCK = ".lock"
 @contextmanager
 def claimed(folder: Path, configuration: Configuration) -> Iterator[None]:
     """The folder is this run's alone; one of another configuration, or in use by another process, is refused."""
-    call = f"train(out={folder})"
+    call = f"train(folder={folder})"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _require_own(call, folder)  # before anything is written
@@ -157,7 +157,8 @@ class Trained:
         path: what ``gramcert train`` wrote, or the ``model.safetensors`` in it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
         file = path / MODEL if path.is_dir() else path
         if not file.is_file():
             raise ValueError(f"{path}: expected a folder of `gramcert train` with a finished {MODEL}")
