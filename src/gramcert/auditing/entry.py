@@ -15,7 +15,7 @@ from gramcert.auditing.certificate import FORMAT, Claim, certificate, claimed_st
 from gramcert.auditing.findings import Profile
 from gramcert.auditing.reading import Source
 from gramcert.auditing.result import Audit
-from gramcert.auditing.running import measure_all
+from gramcert.auditing.workers import measure_all
 from gramcert.operators.measurement import Measured, Measurement
 from gramcert.operators.propagation import Follower, Plan
 from gramcert.progress import Report, silent

@@ -12,8 +12,8 @@ from torch import nn
 from gramcert.auditing.cache import unpack
 from gramcert.auditing.certificate import Claim, claimed_steps, follow, node_facts, seal, step_facts
 from gramcert.auditing.certificate import certificate as anew
-from gramcert.auditing.checking import Proof, layer_below, proves_above, proves_below
 from gramcert.auditing.findings import UNBOUNDED
+from gramcert.auditing.proofs import Proof, layer_below, proves_above, proves_below
 from gramcert.auditing.reading import Source
 from gramcert.auditing.strict_json import canonical, parse
 from gramcert.auditing.written import BadCertificate, Written
@@ -105,7 +105,7 @@ def verify(
 ) -> Verification:
     """Check a certificate against a model: its weights, its graph, each claim, and what follows from them.
 
-    Each claimed norm is proved anew by :mod:`~gramcert.auditing.checking`, each lower bound by its witness. Then the
+    Each claimed norm is proved anew by :mod:`~gramcert.auditing.proofs`, each lower bound by its witness. Then the
     certificate is written anew from the model and the claims, and has to be the same to the letter: only what its
     section ``unverified`` says is not checked. A cache is never read.
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gramcert.auditing.digits import shown_seconds, shown_text, shown_up
 from gramcert.auditing.findings import UNBOUNDED
+from gramcert.auditing.readable import shown_seconds, shown_text, shown_up
 from gramcert.auditing.verifying import Verification, read_certificate
 from gramcert.auditing.verifying import verify as run
 from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, MODEL, PREFIX, chosen

@@ -12,7 +12,7 @@ from auditing_networks import residual_network
 from gramcert import Convolution
 from gramcert.auditing.architectures import Denoiser
 from gramcert.auditing.cache import Cache, pack, unpack
-from gramcert.auditing.running import measure_all
+from gramcert.auditing.workers import measure_all
 from gramcert.operators.linear import AxisMatrix, Convolve
 from gramcert.operators.measurement import Measured, Norm
 
