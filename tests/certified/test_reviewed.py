@@ -4,11 +4,22 @@ import pytest
 import torch
 from torch import nn
 
-from gramcert import Convolution, singular_values, spectral_norm
+from gramcert import (
+    Convolution,
+    gram_norm,
+    norm2_circ,
+    norm2_sampled,
+    norm2_toep,
+    singular_values,
+    spectral_norm,
+)
 from gramcert.certified import one_size
 from gramcert.certified.banded import BandedGram
 from gramcert.certified.dense import DenseGram
 from gramcert.geometry.axis import layer_axes
+from gramcert.rescaling import rescaling_vector
+
+EPS = 100 * torch.finfo(torch.float64).eps
 
 
 @pytest.mark.parametrize("places", [30, 100, 200])
@@ -156,10 +167,33 @@ def test_sizes_beyond_reason_are_refused():
         spectral_norm(nn.Conv2d(1, 1, 3), 10**30)
 
 
-def test_half_precision_layers_are_taken_exactly_and_kernels_told_what_to_do():
-    layer = nn.Conv2d(2, 3, 3).half()
-    norm = spectral_norm(layer)
-    same = spectral_norm(Convolution(layer.weight.detach().float()))
-    assert (norm.lower, norm.upper) == (same.lower, same.upper)
-    with pytest.raises(TypeError, match=r"\.float\(\) keeps every value"):
-        Convolution(layer.weight)
+HALF = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+@HALF
+def test_half_precision_is_taken_exactly(dtype):
+    """Layers, kernels and matrices alike: widened without rounding, then enclosed like any other (finite)."""
+    for layer, given in ((nn.Conv2d(2, 3, 3), Convolution), (nn.Linear(5, 7), lambda weight: weight)):
+        weight = layer.to(dtype).weight.detach()
+        norms = [spectral_norm(thing) for thing in (layer, given(weight), given(weight.float()))]
+        assert len({(norm.lower, norm.upper) for norm in norms}) == 1
+    truth = torch.linalg.svdvals(weight.double())
+    assert norms[0].lower <= float(truth[0]) * (1 + EPS) <= norms[0].upper * (1 + 2 * EPS) <= 1.002 * float(truth[0])
+    found = singular_values(weight)
+    assert bool(((found.values - truth).abs() <= found.error + EPS * truth[0]).all())
+    assert found.error < 1e-9
+
+
+@HALF
+def test_bounds_of_half_precision_are_not_computed_in_it(dtype):
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    truth = float(torch.linalg.matrix_norm(weight.double(), 2))
+    rounding = float(torch.finfo(torch.float32).eps) * 100
+    kernel = weight[:, :, None]
+    bounds = [gram_norm(weight), norm2_circ(kernel, 3), norm2_toep(kernel), norm2_sampled(kernel, 3)]
+    for bound in bounds:
+        assert bound.dtype == torch.float32
+        assert truth * (1 - rounding) <= float(bound) <= 1.05 * truth
+    factors = rescaling_vector(weight)
+    assert factors.dtype == torch.float32
+    assert 0.5 < float(torch.linalg.matrix_norm(weight.float() * factors, 2)) <= 1 + rounding

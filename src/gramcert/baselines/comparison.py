@@ -94,7 +94,7 @@ def compare_methods(
         >>> round(comparison.truth, 4), comparison.all_respected
         (8.2909, True)
     """
-    description = Convolution.of(layer)
+    description = Convolution.of(layer, call="compare_methods")
     sizes = axis_sizes("compare_methods", "input_size", input_size, description.axes)
     checked_iterations("compare_methods", iterations)
     axis_sizes("compare_methods", "repeats", repeats, 1)

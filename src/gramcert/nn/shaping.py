@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramcert.arguments import axis_sizes, can_be_read
-from gramcert.nn.layer import Layer, expected
+from gramcert.nn.layer import Layer, expected, names_itself
 from gramcert.nn.torch_layers import Size
 
 
@@ -36,6 +36,7 @@ class PadChannels(Layer):
         return f"channels={self.channels}"
 
 
+@names_itself
 class Shift(Layer):
     """Adds a constant to each channel, such as minus the mean of the data; nothing is divided.
 
@@ -70,6 +71,7 @@ class Shift(Layer):
         return ", ".join(f"{value:.4g}" for value in self.values.tolist())
 
 
+@names_itself
 class Centering(Layer):
     """Subtracts from each channel its mean over the places of the image, and adds a trainable bias: a projection.
 
@@ -103,6 +105,7 @@ class Centering(Layer):
         return f"channels={self.channels}"
 
 
+@names_itself
 class BatchCentering(Layer):
     """Subtracts from each channel its mean over the batch, in evaluation a running mean, and adds a trainable bias.
 
