@@ -321,7 +321,7 @@ class TestLimits:
         ((torch.ones(2, 2), 8), {}, ValueError, "a matrix has no spatial size, expected None"),
         ((torch.ones(2, 2, 2),), {}, ValueError, r"expected a matrix with rows and columns, got shape \(2, 2, 2\)"),
         ((torch.ones(0, 2),), {}, ValueError, "expected a matrix with rows and columns"),
-        ((torch.ones(2, 2, dtype=torch.int64),), {}, TypeError, "expected a float32, float64 or complex matrix"),
+        ((torch.ones(2, 2, dtype=torch.int64),), {}, TypeError, "expected a floating-point or complex matrix"),
         ((torch.ones(2, 2).to_sparse(),), {}, TypeError, "expected a dense tensor"),
         ((torch.full((2, 2), math.nan),), {}, ValueError, "expected finite values, got 4 NaN or infinite of 4"),
         ((torch.full((2, 2), math.inf),), {}, ValueError, "expected finite values"),
