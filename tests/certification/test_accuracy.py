@@ -520,7 +520,7 @@ def test_shares_that_do_not_exist():
         ([nn.Flatten(3)], (4,), r"Flatten\): inputs of shape \(2, 4\) do not fit"),
         ([gnn.Subsample(2), nn.Flatten()], (1, 4), r"Subsample\): expected 2 spatial sizes, got \(4,\)"),
         ([gnn.ScaledAvgPool(2), nn.Flatten()], (1, 4), r"ScaledAvgPool\): expected 2 spatial sizes, got \(4,\)"),
-        ([gnn.L2Pool(2), nn.Flatten()], (1, 4), r"L2Pool\): expected 2 spatial sizes, got \(4,\)"),
+        ([gnn.ScaledL2NormPool(2), nn.Flatten()], (1, 4), r"ScaledL2NormPool\): expected 2 spatial sizes, got \(4,\)"),
     ],
 )
 def test_inputs_that_do_not_fit(layers, shape, message):

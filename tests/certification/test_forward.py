@@ -70,7 +70,7 @@ def unshuffled(shape):
 
 
 def centred(channels):
-    layer = gnn.Centering(channels)
+    layer = gnn.LayerCentering(channels)
     nn.init.normal_(layer.bias)
     return layer
 

@@ -269,7 +269,9 @@ def test_layers_without_values():
         assert gnn.SRConv2d(3, 8, 3)(torch.empty(1, 3, 5, 5)).shape == (1, 8, 3, 3)
 
 
-@pytest.mark.parametrize("layer", [gnn.ScaledAvgPool(2), gnn.L2Pool(2), gnn.Concatenation(nn.Identity(), gnn.Abs())])
+@pytest.mark.parametrize(
+    "layer", [gnn.ScaledAvgPool(2), gnn.ScaledL2NormPool(2), gnn.Concatenation(nn.Identity(), gnn.Abs())]
+)
 def test_layers_without_weights_compile_as_one_graph(layer):
     x = torch.randn(1, 2, 4, 4)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -356,7 +358,7 @@ def test_tensors_of_another_shape_are_refused():
     reflection, shift, centering, mean = (
         gnn.Householder(2),
         gnn.Shift([0.0, 0.0]),
-        gnn.Centering(2),
+        gnn.LayerCentering(2),
         gnn.BatchCentering(2),
     )
     with torch.no_grad():

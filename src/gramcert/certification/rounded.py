@@ -18,8 +18,8 @@ from gramcert.certified.tapwise import TapwiseLayer
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import Convolution, effective_weight
 from gramcert.nn.activations import Abs, GroupSort, Householder, MaxMin
-from gramcert.nn.pooling import L2Pool, ScaledAvgPool, Subsample
-from gramcert.nn.shaping import BatchCentering, Centering, PadChannels, Shift
+from gramcert.nn.pooling import ScaledAvgPool, ScaledL2NormPool, Subsample
+from gramcert.nn.shaping import BatchCentering, LayerCentering, PadChannels, Shift
 from gramcert.nn.torch_layers import Size
 from gramcert.rounding import gamma, next_up, norm_up, root_up, row_norms_up, underflow, up
 
@@ -202,7 +202,7 @@ def _scaled_means(layer: ScaledAvgPool) -> Rounded:
     return _means(layer, layer.factor, layer.guarantee(type(layer).__name__, None)[0])
 
 
-def _lengths(layer: L2Pool) -> Rounded:
+def _lengths(layer: ScaledL2NormPool) -> Rounded:
     """Squares, a mean of them, a root, a factor: relative to the output, but for squares that underflow."""
     terms = _taps(layer) + 5
 
@@ -218,7 +218,7 @@ def _lengths(layer: L2Pool) -> Rounded:
 def _taps(layer: Any) -> int:
     """Places of a window; one size, alone or in a tuple, is that of every axis."""
     sizes = (layer.kernel_size,) if isinstance(layer.kernel_size, int) else tuple(layer.kernel_size)
-    axes = layer.axes if isinstance(layer, (ScaledAvgPool, L2Pool)) else int(type(layer).__name__[-2])
+    axes = layer.axes if isinstance(layer, (ScaledAvgPool, ScaledL2NormPool)) else int(type(layer).__name__[-2])
     return math.prod(sizes) if len(sizes) == axes else int(sizes[0] ** axes)
 
 
@@ -268,8 +268,8 @@ _RULES: dict[type[nn.Module], Callable[[Any], Rounded]] = {
     nn.AvgPool2d: _means,
     nn.AvgPool3d: _means,
     ScaledAvgPool: _scaled_means,
-    L2Pool: _lengths,
-    Centering: _centering,
+    ScaledL2NormPool: _lengths,
+    LayerCentering: _centering,
     BatchCentering: _batch_centering,
     Householder: _householder,
 }

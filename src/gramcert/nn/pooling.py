@@ -83,7 +83,7 @@ class ScaledAvgPool(_Pool):
         return self.means(x) * self.factor
 
 
-class L2Pool(_Pool):
+class ScaledL2NormPool(_Pool):
     """The Euclidean length of each window, divided by √m where places are in m windows. Its gradient at 0 is 0.
 
     Args:

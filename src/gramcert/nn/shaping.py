@@ -72,7 +72,7 @@ class Shift(Layer):
 
 
 @names_itself
-class Centering(Layer):
+class LayerCentering(Layer):
     """Subtracts from each channel its mean over the places of the image, and adds a trainable bias: a projection.
 
     What layer normalisation is without the division, which has no bounded constant.
@@ -83,7 +83,7 @@ class Centering(Layer):
 
     def __init__(self, channels: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.channels = axis_sizes("Centering", "channels", channels, 1)[0]
+        self.channels = axis_sizes("LayerCentering", "channels", channels, 1)[0]
         self.bias = nn.Parameter(torch.zeros(self.channels, device=device, dtype=dtype))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
