@@ -15,8 +15,18 @@ ROOT = Path(gramcert.__file__).parent
 # From the bottom to the top; an entry imports only from itself and from those before it. What is above "gramcert", the
 # package itself, uses it as anybody would.
 ORDER = (
-    *("arguments", "exact", "files", "precision", "rounding", "enclosure", "geometry", "bounds", "certified"),
-    *("rescaling", "parametrizations", "operators", "nn", "training", "auditing", "certification", "gramcert"),
+    *("arguments", "exact", "files", "precision", "progress", "rounding", "enclosure", "geometry", "bounds"),
+    *(
+        "certified",
+        "rescaling",
+        "parametrizations",
+        "operators",
+        "nn",
+        "training",
+        "auditing",
+        "certification",
+        "gramcert",
+    ),
     *("baselines", "experiments", "cli", "__main__"),
 )
 

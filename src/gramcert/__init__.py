@@ -1,5 +1,7 @@
 """Certified spectral norms of neural-network layers, for PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
 from gramcert import nn, parametrizations, rescaling
 from gramcert.auditing.entry import audit
 from gramcert.auditing.result import Audit
@@ -15,6 +17,9 @@ from gramcert.certified.choose import spectral_norm
 from gramcert.certified.spectrum import Spectrum, singular_values
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
+
+if TYPE_CHECKING:  # loaded when it is asked for
+    from gramcert.training.loop import train
 
 __version__ = "0.1.0"
 
@@ -38,5 +43,19 @@ __all__ = [
     "sampling_factor",
     "singular_values",
     "spectral_norm",
+    "train",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Training, which most programs do not need, is loaded with its first use."""
+    if name == "train":
+        from gramcert.training.loop import train
+
+        return train
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

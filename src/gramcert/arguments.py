@@ -16,6 +16,7 @@ LARGEST_SIZE = 2**31 - 1
 
 REAL_TYPES = (torch.float32, torch.float64)
 COMPLEX_TYPES = (torch.complex64, torch.complex128)
+HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def checked_iterations(call: str, iterations: int, *, at_least: int = 0, reason: str = "") -> int:
@@ -27,12 +28,15 @@ def checked_iterations(call: str, iterations: int, *, at_least: int = 0, reason:
 
 
 def checked_kernel(call: str, kernel: Tensor, *, with_values: bool = True) -> Tensor:
-    """A real floating-point kernel of shape (channels, channels, size, ...) with one to three sizes."""
+    """A real floating-point kernel of shape (channels, channels, size, ...) with one to three sizes.
+
+    One of half precision comes in float32, which holds it exactly.
+    """
     if not isinstance(kernel, Tensor):
         raise TypeError(f"{call}(kernel): expected a torch.Tensor, got {type(kernel).__name__}")
+    kernel = widened(kernel)
     if kernel.dtype not in REAL_TYPES:
-        hint = "; .float() keeps every value" if kernel.dtype in (torch.float16, torch.bfloat16) else ""
-        raise TypeError(f"{call}(kernel): expected a real float32 or float64 kernel, got {kernel.dtype}{hint}")
+        raise TypeError(f"{call}(kernel): expected a real float32 or float64 kernel, got {kernel.dtype}")
     if with_values or not kernel.is_meta:
         require_dense(call, "kernel", kernel)
     if not 3 <= kernel.dim() <= 5:
@@ -43,6 +47,30 @@ def checked_kernel(call: str, kernel: Tensor, *, with_values: bool = True) -> Te
     if 0 in kernel.shape:
         raise ValueError(f"{call}(kernel): expected no empty dimension, got shape {tuple(kernel.shape)}")
     return kernel
+
+
+def checked_matrix(call: str, matrix: Tensor) -> Tensor:
+    """A matrix in place of a layer, real or complex, with rows and columns; in float32 if it is of half precision."""
+    require_dense(call, "layer", matrix)
+    matrix = widened(matrix)
+    if matrix.dtype not in (*REAL_TYPES, *COMPLEX_TYPES):
+        raise TypeError(f"{call}(layer): expected a floating-point or complex matrix, got {matrix.dtype}")
+    if matrix.dim() != 2 or not matrix.numel():
+        what = f"expected a matrix with rows and columns, got shape {tuple(matrix.shape)}"
+        raise ValueError(f"{call}(layer): {what}{kernel_hint(matrix)}")
+    return matrix
+
+
+def kernel_hint(value: Any) -> str:
+    """What to do with the kernel of a convolution that was given in place of a layer."""
+    if not isinstance(value, Tensor) or not 3 <= value.dim() <= 5:
+        return ""
+    return "; the norm of a convolution depends on its geometry: give the layer, or gramcert.Convolution(weight, ...)"
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Half precision in float32, exactly; others as they are."""
+    return tensor.float() if tensor.dtype in HALF_TYPES else tensor
 
 
 def require_dense(call: str, name: str, tensor: Tensor) -> None:

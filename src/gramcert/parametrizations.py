@@ -9,11 +9,11 @@ from typing import Any, get_args
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gramcert.arguments import Sizes, axis_sizes, checked_iterations
+from gramcert.arguments import Sizes, axis_sizes, checked_iterations, widened
 from gramcert.bounds.gram import positive
 from gramcert.bounds.layer import norm2
 from gramcert.geometry.axis import layer_axes
-from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight, full_weight
+from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
 from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling, largest_entry
 
 
@@ -45,16 +45,21 @@ def spectral_rescaling(
         >>> gramcert.lipschitz_bound(layer) <= 1 + 1e-6
         True
     """
-    geometry = _Geometry("spectral_rescaling", module, name, input_size)
-    return _register(module, name, SpectralRescaling(geometry, iterations, form))
+    return register_rescaling("spectral_rescaling", module, name, iterations, form, input_size)
+
+
+def register_rescaling(
+    call: str, module: nn.Module, name: str, iterations: int, form: Form, input_size: Sizes | None
+) -> nn.Module:
+    """:func:`spectral_rescaling` with the name of the public function or layer for errors."""
+    return _register(module, name, SpectralRescaling(_Geometry(call, module, name, input_size), iterations, form))
 
 
 def almost_orthogonal(
     module: nn.Module, name: str = "weight", *, form: Form = "spatial", input_size: Sizes | None = None
 ) -> nn.Module:
     """AOL (Prach and Lampert, 2022): :func:`spectral_rescaling` with one iteration."""
-    geometry = _Geometry("almost_orthogonal", module, name, input_size)
-    return _register(module, name, SpectralRescaling(geometry, 1, form))
+    return register_rescaling("almost_orthogonal", module, name, 1, form, input_size)
 
 
 def spectral_norm(
@@ -91,7 +96,7 @@ class _Geometry:
             if input_size is not None:
                 raise ValueError(f"{call}(input_size={input_size}): Linear has no spatial size, expected None")
             return
-        description = Convolution.of(module)
+        description = Convolution.of(module, call=call)
         names = ("stride", "padding", "padding_mode", "dilation", "groups", "transposed", "output_padding")
         self.fields = {field: getattr(description, field) for field in names}
         if input_size is not None:
@@ -171,7 +176,7 @@ def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor) -> Tenso
 
 def _moderate(call: str, weight: Tensor) -> Tensor:
     """The weight divided by its largest entry, in float32 or better."""
-    full = full_weight(weight)
+    full = widened(weight)
     return full / largest_entry(call, full)
 
 

@@ -69,7 +69,7 @@ NONLINEAR = {
     "rms norm": (nn.RMSNorm([4, 6, 6], eps=1e-2), 10.0),
     "max-min": (gnn.MaxMin(), 1.0),
     "group sort": (gnn.GroupSort(2), 1.0),
-    "centring": (gnn.Centering(4), 1.0),
+    "centring": (gnn.LayerCentering(4), 1.0),
     "norm": (Function(lambda x: torch.linalg.vector_norm(x, dim=1)), 1.0),
     "largest": (Function(lambda x: x.amax((2, 3))), 1.0),
     "maximum": (Function(lambda x: torch.maximum(x, 2 * x)), math.sqrt(5)),

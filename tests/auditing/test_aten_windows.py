@@ -42,8 +42,8 @@ NONLINEAR = {
     "max pool rounded up": (nn.MaxPool2d(3, 2, ceil_mode=True), 2.0),
     "adaptive max pool": (nn.AdaptiveMaxPool2d(4), 2.0),
     "lp pool": (nn.LPPool2d(2, 2), 1.0),
-    "l2 pool": (gnn.L2Pool(2), 1.0),
-    "overlapping l2 pool": (gnn.L2Pool(3, 2), 1.0),
+    "l2 pool": (gnn.ScaledL2NormPool(2), 1.0),
+    "overlapping l2 pool": (gnn.ScaledL2NormPool(3, 2), 1.0),
 }
 
 

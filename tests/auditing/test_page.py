@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gramcert.auditing.digits import shown_down, shown_seconds, shown_text, shown_up
 from gramcert.auditing.findings import Profile
 from gramcert.auditing.page import to_html
+from gramcert.auditing.readable import shown_down, shown_seconds, shown_text, shown_up
 from gramcert.auditing.result import Audit
 from gramcert.cli.audit_table import audit_table
 from gramcert.operators.propagation import Row

@@ -109,11 +109,11 @@ def test_results_are_frozen_and_reproducible():
 
 def test_progress_is_reported():
     steps = []
-    compare_methods(same(torch.ones(1, 1, 3)), 8, 1, repeats=1, progress=lambda *step: steps.append(step))
+    compare_methods(same(torch.ones(1, 1, 3)), 8, 1, repeats=1, report=lambda *step: steps.append(step))
     total = len(METHODS) + 1
-    assert [done for done, _, _ in steps] == list(range(total + 1))
-    assert {count for _, count, _ in steps} == {total}
-    assert steps[0][2] == "the truth"
+    assert [done for _, done, _ in steps] == list(range(total + 1))
+    assert {count for _, _, count in steps} == {total}
+    assert steps[0][0] == "the truth"
 
 
 def test_bad_input():

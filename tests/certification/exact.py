@@ -82,7 +82,7 @@ def exact(layer, x):
         return x + value if layer.weight is None else Fraction(layer.keep) * x + Fraction(layer.weight) * value
     if isinstance(layer, gnn.Concatenation):
         return Fraction(layer.factor) * np.concatenate([exact(part, x) for part in layer.parts])
-    if isinstance(layer, (*MAX_POOLS, *AVERAGE_POOLS, gnn.ScaledAvgPool, gnn.L2Pool)):
+    if isinstance(layer, (*MAX_POOLS, *AVERAGE_POOLS, gnn.ScaledAvgPool, gnn.ScaledL2NormPool)):
         return pooled(layer, x)
     return _elementwise(layer, x)
 
@@ -188,7 +188,7 @@ def _elementwise(layer, x):
         return np.concatenate([x, _zeros((layer.channels - len(x), *x.shape[1:]))])
     if isinstance(layer, gnn.Shift):
         return _plus_channels(x, layer.values)
-    if isinstance(layer, gnn.Centering):
+    if isinstance(layer, gnn.LayerCentering):
         flat = x.reshape(len(x), -1)
         means = flat.sum(1, keepdims=True) / Fraction(flat.shape[1])
         return _plus_channels((flat - means).reshape(x.shape), layer.bias)

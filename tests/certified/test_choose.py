@@ -10,7 +10,16 @@ from torch import nn
 
 import gramcert
 from cases import layers
-from gramcert import Convolution, singular_values, spectral_norm
+from gramcert import (
+    Convolution,
+    gram_norm,
+    norm2_circ,
+    norm2_sampled,
+    norm2_toep,
+    singular_values,
+    spectral_norm,
+)
+from gramcert.rescaling import rescaling_vector
 from reference import dense_norm, supremum
 
 EPS = torch.finfo(torch.float64).eps
@@ -156,13 +165,41 @@ def test_linear_layers_and_effective_weights():
     check(spectral_norm(linear), torch.linalg.matrix_norm(linear.weight.double(), 2).item(), 1e-3, 1.0)
 
 
-def test_half_precision_layers_are_taken_exactly_and_kernels_told_what_to_do():
-    layer = nn.Conv2d(2, 3, 3).half()
-    norm = spectral_norm(layer)
-    same = spectral_norm(Convolution(layer.weight.detach().float()))
-    assert (norm.lower, norm.upper) == (same.lower, same.upper)
-    with pytest.raises(TypeError, match=r"\.float\(\) keeps every value"):
-        Convolution(layer.weight)
+HALF = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+@HALF
+def test_half_precision_is_taken_exactly(dtype):
+    """Layers, kernels and matrices alike: widened without rounding, then enclosed like any other (finite)."""
+    for layer, made in ((nn.Conv2d(2, 3, 3), Convolution), (nn.Linear(5, 7), lambda weight: weight)):
+        weight = layer.to(dtype).weight.detach()
+        norms = [spectral_norm(thing) for thing in (layer, made(weight), made(weight.float()))]
+        assert len({(norm.lower, norm.upper) for norm in norms}) == 1
+    truth = torch.linalg.svdvals(weight.double())
+    assert (
+        norms[0].lower
+        <= float(truth[0]) * (1 + 100 * EPS)
+        <= norms[0].upper * (1 + 2 * 100 * EPS)
+        <= 1.002 * float(truth[0])
+    )
+    found = singular_values(weight)
+    assert bool(((found.values - truth).abs() <= found.error + 100 * EPS * truth[0]).all())
+    assert found.error < 1e-9
+
+
+@HALF
+def test_bounds_of_half_precision_are_not_computed_in_it(dtype):
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    truth = float(torch.linalg.matrix_norm(weight.double(), 2))
+    rounding = float(torch.finfo(torch.float32).eps) * 100
+    kernel = weight[:, :, None]
+    bounds = [gram_norm(weight), norm2_circ(kernel, 3), norm2_toep(kernel), norm2_sampled(kernel, 3)]
+    for bound in bounds:
+        assert bound.dtype == torch.float32
+        assert truth * (1 - rounding) <= float(bound) <= 1.05 * truth
+    factors = rescaling_vector(weight)
+    assert factors.dtype == torch.float32
+    assert 0.5 < float(torch.linalg.matrix_norm(weight.float() * factors, 2)) <= 1 + rounding
 
 
 def test_zero_layers_are_exactly_zero():
@@ -351,7 +388,7 @@ def test_hopeless_tolerances_are_given_up_early(clock):
         ((torch.ones(2, 2), 8), {}, ValueError, "a matrix has no spatial size, expected None"),
         ((torch.ones(2, 2, 2),), {}, ValueError, r"expected a matrix with rows and columns, got shape \(2, 2, 2\)"),
         ((torch.ones(0, 2),), {}, ValueError, "expected a matrix with rows and columns"),
-        ((torch.ones(2, 2, dtype=torch.int64),), {}, TypeError, "expected a float32, float64 or complex matrix"),
+        ((torch.ones(2, 2, dtype=torch.int64),), {}, TypeError, "expected a floating-point or complex matrix"),
         ((torch.ones(2, 2).to_sparse(),), {}, TypeError, "expected a dense tensor"),
         ((torch.full((2, 2), math.nan),), {}, ValueError, "expected finite values, got 4 NaN or infinite of 4"),
         ((torch.full((2, 2), math.inf),), {}, ValueError, "expected finite values"),

@@ -116,14 +116,14 @@ def test_missing_data(refused, tmp_path, monkeypatch, name):
         (["--set", "epochs"], "--set 'epochs': expected FIELD=VALUE"),
         (["--set", "=3"], "--set '=3': expected FIELD=VALUE"),
         (["--set", ""], "--set '': expected FIELD=VALUE"),
-        (["--set", "epoch=3"], "configuration: unknown field 'epoch', expected one of name"),
-        (["--set", "augmentation.zoom=3"], "configuration: unknown field 'augmentation.zoom'"),
-        (["--set", "epochs=many"], "configuration(epochs='many'): expected int, got str"),
-        (["--set", "epochs=0"], "configuration(epochs=0): expected a positive number"),
-        (["--set", "lr=1" + "0" * 400], "configuration(lr): expected a number in the range of float64"),
-        (["--set", "seed=-1"], "configuration(seed=-1): expected 0 to"),
+        (["--set", "epoch=3"], "Configuration: unknown field 'epoch', expected one of name"),
+        (["--set", "augmentation.zoom=3"], "Configuration: unknown field 'augmentation.zoom'"),
+        (["--set", "epochs=many"], "Configuration(epochs='many'): expected a valid integer"),
+        (["--set", "epochs=0"], "Configuration(epochs='0'): expected greater than 0"),
+        (["--set", "lr=1" + "0" * 400], "expected a finite number"),
+        (["--set", "seed=-1"], "Configuration(seed='-1'): expected greater than or equal to 0"),
         (["--set", "batch=1401"], "train(batch=1401): more than the 1400 training images"),
-        (["--set", "images=2000"], "configuration(images=2000): expected at most the 1400 training images"),
+        (["--set", "images=2000"], "Configuration(images=2000): expected at most the 1400 training images"),
         (["--set", "augmentation.crop=8"], "train(augmentation.crop=8): expected less than the 8 pixels"),
         (["--set", "unshuffle=3"], "network digits: 8×8 places cannot be unshuffled by 3"),
         (["--set", "widths=1000000", "--set", "inner=1000000"], "not enough memory"),
@@ -142,11 +142,11 @@ def test_unknown_configurations(refused, tmp_path):
     (tmp_path / "folder.json").mkdir()
     assert "folder.json: cannot be read (Is a directory)" in refused("train", tmp_path / "folder.json", *out)
     for content, message in (
-        (b"{", "configuration: not JSON"),
-        (b"[]", "configuration: expected a JSON object"),
+        (b"{", "bad.json: Configuration: Invalid JSON"),
+        (b"[]", "Configuration: expected an object"),
         (b"{}", "is missing"),
         (b'{"depth": 3}', "unknown field 'depth'"),
-        (b"[" * 100_000, "configuration: not JSON"),
+        (b"[" * 100_000, "bad.json: Configuration: Invalid JSON"),
         (b"\xff\xfe", "can't decode byte"),
     ):
         (tmp_path / "bad.json").write_bytes(content)

@@ -154,7 +154,7 @@ KERNEL = torch.ones(4, 2, 3, 3)
     ("arguments", "error", "message"),
     [
         ({"kernel": [1.0]}, TypeError, r"Convolution\(kernel\): expected a torch.Tensor, got list"),
-        ({"kernel": KERNEL.half()}, TypeError, "expected a real float32 or float64 kernel, got torch.float16"),
+        ({"kernel": KERNEL.int()}, TypeError, "expected a real float32 or float64 kernel, got torch.int32"),
         ({"kernel": KERNEL + 0j}, TypeError, "expected a real float32 or float64 kernel, got torch.complex64"),
         ({"kernel": KERNEL[0, 0]}, ValueError, r"with 1 to 3 sizes, got shape \(3, 3\)"),
         ({"kernel": KERNEL[:0]}, ValueError, "expected no empty dimension"),

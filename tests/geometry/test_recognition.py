@@ -328,7 +328,7 @@ def test_parametrisations_of_this_package_may_be_changed_too():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_biases_are_finite(bad):
-    for layer in (nn.Linear(2, 2), gnn.SLLLinear(2, 2), gnn.Centering(2)):
+    for layer in (nn.Linear(2, 2), gnn.SLLLinear(2, 2), gnn.LayerCentering(2)):
         with torch.no_grad():
             layer.bias[0] = bad
         with pytest.raises(ValueError, match="expected finite values"):

@@ -50,5 +50,5 @@ def test_weights_that_are_not_finite_are_refused():
     layer = gnn.SRLinear(3, 3)
     with torch.no_grad():
         layer.parametrizations.weight.original[0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"spectral_rescaling\(layer\): expected finite values, got 1 NaN"):
+    with pytest.raises(ValueError, match=r"SRLinear\(layer\): expected finite values, got 1 NaN"):
         layer(torch.ones(1, 3))

@@ -36,12 +36,12 @@ IMAGE = torch.linspace(-1, 1, 4 * 4 * 5).sin().mul(7).cos().reshape(1, 4, 4, 5)
         gnn.Abs(),
         gnn.ScaledAvgPool(2),
         gnn.ScaledAvgPool((2, 3), 1),
-        gnn.L2Pool(2),
-        gnn.L2Pool((3, 2), (2, 1)),
+        gnn.ScaledL2NormPool(2),
+        gnn.ScaledL2NormPool((3, 2), (2, 1)),
         gnn.Subsample(2),
         gnn.PadChannels(6),
         gnn.Shift([0.1, -0.2, 0.3, 1.0]),
-        gnn.Centering(4),
+        gnn.LayerCentering(4),
         gnn.BatchCentering(4).eval(),
         gnn.Flatten(),
         nn.ReLU(),
@@ -52,11 +52,13 @@ IMAGE = torch.linspace(-1, 1, 4 * 4 * 5).sin().mul(7).cos().reshape(1, 4, 4, 5)
 def test_constant_is_exactly_one(layer):
     assert check(layer, IMAGE) == 1
     # And it is reached, or nearly, where the layer does not shrink by its nature.
-    if not isinstance(layer, (gnn.L2Pool, gnn.ScaledAvgPool)) or layer.overlap == 1:
+    if not isinstance(layer, (gnn.ScaledL2NormPool, gnn.ScaledAvgPool)) or layer.overlap == 1:
         assert jacobian_norm(gnn.export(layer).double(), IMAGE) > 1 - 1e-7
 
 
-@pytest.mark.parametrize("layer", [gnn.ScaledAvgPool(2), gnn.L2Pool(2), gnn.Concatenation(nn.Identity(), gnn.Abs())])
+@pytest.mark.parametrize(
+    "layer", [gnn.ScaledAvgPool(2), gnn.ScaledL2NormPool(2), gnn.Concatenation(nn.Identity(), gnn.Abs())]
+)
 def test_layers_without_weights_compile_as_one_graph(layer):
     x = torch.randn(1, 2, 4, 4)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -69,7 +71,7 @@ def test_pooling_of_any_overlap(axes, taps, stride, extra):
     if axes == 3:
         taps, extra = min(taps, 2), min(extra, 1)
     x = torch.randn(1, 1, *(taps + extra,) * axes, generator=torch.Generator().manual_seed(taps))
-    for kind in (gnn.ScaledAvgPool, gnn.L2Pool):
+    for kind in (gnn.ScaledAvgPool, gnn.ScaledL2NormPool):
         layer = kind(taps, stride, axes=axes)
         assert jacobian_norm(layer, x) <= lipschitz_bound(layer) * (1 + 1e-12) == 1 + 1e-12
     layer = gnn.Subsample(stride, axes=axes)
@@ -79,10 +81,10 @@ def test_pooling_of_any_overlap(axes, taps, stride, extra):
 def test_pooling_values():
     x = torch.arange(16.0).reshape(1, 1, 4, 4)
     assert torch.equal(gnn.ScaledAvgPool(4)(x), x.sum().reshape(1, 1, 1, 1) / 4)
-    torch.testing.assert_close(gnn.L2Pool(4)(x).flatten(), x.norm().reshape(1))
+    torch.testing.assert_close(gnn.ScaledL2NormPool(4)(x).flatten(), x.norm().reshape(1))
     assert torch.equal(gnn.Subsample(2)(x).flatten(), torch.tensor([0.0, 2.0, 8.0, 10.0]))
     zero = torch.zeros(1, 1, 4, 4, requires_grad=True)
-    gnn.L2Pool(2)(zero).sum().backward()
+    gnn.ScaledL2NormPool(2)(zero).sum().backward()
     assert torch.equal(zero.grad, torch.zeros_like(zero))
 
 
@@ -132,7 +134,7 @@ def test_batch_centering():
 
 def test_centering_removes_the_mean():
     x = torch.randn(2, 3, 4, 5)
-    torch.testing.assert_close(gnn.Centering(3)(x).mean((2, 3)), torch.zeros(2, 3), atol=1e-6, rtol=0)
+    torch.testing.assert_close(gnn.LayerCentering(3)(x).mean((2, 3)), torch.zeros(2, 3), atol=1e-6, rtol=0)
 
 
 def test_combinations():
@@ -189,12 +191,12 @@ def test_dense_layers_begin_orthogonal():
         (lambda: gnn.Householder(3), r"Householder\(channels=3\): expected a positive even number"),
         (lambda: gnn.Householder(4)(torch.zeros(1, 2)), r"Householder\(x\): expected \(batch, 4, ...\), got shape"),
         (lambda: gnn.ScaledAvgPool(3)(torch.zeros(1, 1, 2, 2)), r"ScaledAvgPool\(x\): expected .* at least \(3, 3\)"),
-        (lambda: gnn.L2Pool(2, axes=4), r"L2Pool\(axes=4\): expected 1 to 3"),
+        (lambda: gnn.ScaledL2NormPool(2, axes=4), r"ScaledL2NormPool\(axes=4\): expected 1 to 3"),
         (lambda: gnn.Subsample(2)(torch.zeros(1, 1, 4)), r"Subsample\(x\): expected \(batch, channels, 2 sizes\)"),
         (lambda: gnn.PadChannels(2)(torch.zeros(1, 3)), r"PadChannels\(x\): expected \(batch, at most 2 channels"),
         (lambda: gnn.Shift([math.nan]), r"Shift\(values\): expected a sequence of finite numbers"),
         (lambda: gnn.Shift([1.0])(torch.zeros(1, 3)), r"Shift\(x\): expected \(batch, 1, ...\)"),
-        (lambda: gnn.Centering(2)(torch.zeros(1, 2)), r"Centering\(x\): expected \(batch, 2, sizes\)"),
+        (lambda: gnn.LayerCentering(2)(torch.zeros(1, 2)), r"LayerCentering\(x\): expected \(batch, 2, sizes\)"),
         (lambda: gnn.BatchCentering(2, 0), r"BatchCentering\(momentum=0\): expected 0 < momentum <= 1"),
         (lambda: gnn.Residual(nn.ReLU(), 2), r"Residual\(weight=2\): expected a number from 0 to 1"),
         (lambda: gnn.Concatenation(), r"Concatenation\(\): expected at least one module"),

@@ -19,7 +19,7 @@ def test_tensors_of_another_shape_are_refused():
     reflection, shift, centering, mean = (
         gnn.Householder(2),
         gnn.Shift([0.0, 0.0]),
-        gnn.Centering(2),
+        gnn.LayerCentering(2),
         gnn.BatchCentering(2),
     )
     with torch.no_grad():

@@ -77,7 +77,7 @@ def unshuffled(shape):
 
 
 def centred(channels):
-    layer = gnn.Centering(channels)
+    layer = gnn.LayerCentering(channels)
     nn.init.normal_(layer.bias)
     return layer
 
@@ -352,9 +352,9 @@ def test_linear_layers_act_on_the_last_axis():
 # Layers without a matrix, with a shape that they take.
 LAYERS = {
     "shift": (lambda: gnn.Shift([0.1, -0.7, 3.0, 1e-9]), (4, 3, 3)),
-    "centring": (lambda: with_bias(gnn.Centering(3)), (3, 5)),
-    "centring of volumes": (lambda: with_bias(gnn.Centering(2)), (2, 2, 3, 2)),
-    "centring in half precision": (lambda: with_bias(gnn.Centering(3).bfloat16()), (3, 4, 4)),
+    "centring": (lambda: with_bias(gnn.LayerCentering(3)), (3, 5)),
+    "centring of volumes": (lambda: with_bias(gnn.LayerCentering(2)), (2, 2, 3, 2)),
+    "centring in half precision": (lambda: with_bias(gnn.LayerCentering(3).bfloat16()), (3, 4, 4)),
     "batch centring": (lambda: with_bias(batch_centring()), (3, 4)),
     "batch centring of vectors": (lambda: with_bias(batch_centring()), (3,)),
     "Householder": (lambda: turned(gnn.Householder(4)), (4, 3)),
@@ -425,7 +425,7 @@ def test_layers_without_a_matrix(name, scale):
 @pytest.mark.parametrize("arguments", [(2,), (3, 1), ((1, 4), (1, 2))])
 @pytest.mark.parametrize("scale", SCALES)
 def test_lengths_of_windows(arguments, scale):
-    layer, x = gnn.L2Pool(*arguments), gauss(3, 2, 2, 4, 5, scale=scale)
+    layer, x = gnn.ScaledL2NormPool(*arguments), gauss(3, 2, 2, 4, 5, scale=scale)
     x[1, 0] = 0
     _, values, bound = evaluated([layer], x)
     truth = exact_batch([layer], x)  # from below, within a tiny number of the roots
@@ -471,7 +471,7 @@ def test_sums_that_are_always_rounded_down():
         assert abs(Fraction(float(values)) - truth) <= Fraction(float(bound))
 
 
-@pytest.mark.parametrize("layer", [gnn.ScaledAvgPool(2, axes=1), gnn.L2Pool(2, axes=1)])
+@pytest.mark.parametrize("layer", [gnn.ScaledAvgPool(2, axes=1), gnn.ScaledL2NormPool(2, axes=1)])
 @pytest.mark.parametrize("factor", [1000.25, -3 * 2.0**100])  # of float32, in which the layer runs
 @pytest.mark.parametrize("scale", [1.0, 2.0**-1060])
 def test_pools_whose_factor_was_changed(layer, factor, scale):
@@ -495,7 +495,7 @@ def test_without_its_rounding_terms_the_bound_is_wrong(without_rounding):
     """The mutation check: the comparisons above notice if error terms and directed rounding are taken out."""
     cases = [(Convolution(gauss(seed, 3, 2, 3), padding=1), gauss(seed + 1, 1, 2, 6)) for seed in range(10)]
     pools = [(make(), gauss(2 * seed, 1, *shape)) for seed, (make, shape) in enumerate(LAYERS.values())]
-    rounding = {"Shift", "Centering", "BatchCentering", "Householder", "AvgPool", "ScaledAvgPool"}
+    rounding = {"Shift", "LayerCentering", "BatchCentering", "Householder", "AvgPool", "ScaledAvgPool"}
     pools = [(layer, x) for layer, x in pools if any(name in str(layer) for name in rounding)]
 
     def wrong():

@@ -41,7 +41,7 @@ def test_an_unbounded_model_says_every_reason_and_measures_nothing(model):
     assert "a product of two values" in found.reasons[0]
     assert "powers have unbounded slopes" in found.reasons[1]
     assert {row.kind for row in found.rows} == {"unbounded"}
-    assert not [facts for facts in told if facts[1]]
+    assert not [facts for facts in told if facts[2]]
     assert set(found.outputs.values()) == {math.inf}
 
 

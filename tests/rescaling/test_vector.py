@@ -298,7 +298,7 @@ def test_half_precision_layers_are_lifted():
         ((torch.ones(2, 2),), {"q": torch.ones(3)}, ValueError, r"q\): expected a tensor of shape \(2,\), got \(3,\)"),
         ((torch.ones(2, 2),), {"q": torch.tensor([1.0, 0.0])}, ValueError, "expected positive weights, got 0.0"),
         ((torch.full((2, 2), torch.nan),), {}, ValueError, "expected finite values, got 4 NaN"),
-        ((torch.ones(2, 2, 2),), {}, ValueError, r"expected a matrix \(outputs, inputs\), got shape \(2, 2, 2\)"),
+        ((torch.ones(2, 2, 2),), {}, ValueError, r"expected a matrix with rows and columns, got shape \(2, 2, 2\)"),
         ((torch.nn.ReLU(),), {}, TypeError, "cannot rescale ReLU"),
         ((torch.nn.Conv2d(1, 1, 3),), {"input_size": 2}, ValueError, "the output would be empty"),
         ((torch.nn.Conv2d(512, 1, 3), 7), {}, ValueError, "use fewer iterations or form='frequency'"),

@@ -80,11 +80,11 @@ def test_limits_and_holdout(coloured):
 @pytest.mark.parametrize(
     ("images", "holdout", "message"),
     [
-        (10, 0, r"configuration\(images=10\): expected at most the 9 training images"),
-        (7, 3, r"configuration\(images=7\): expected at most the 6 training images"),
-        (None, 9, r"configuration\(holdout=9\): expected less than the 9 training images"),
-        (None, -1, r"configuration\(holdout=-1\): expected less than"),
-        (0, 0, r"configuration\(images=0\): expected at most"),
+        (10, 0, r"Configuration\(images=10\): expected at most the 9 training images"),
+        (7, 3, r"Configuration\(images=7\): expected at most the 6 training images"),
+        (None, 9, r"Configuration\(holdout=9\): expected less than the 9 training images"),
+        (None, -1, r"Configuration\(holdout=-1\): expected less than"),
+        (0, 0, r"Configuration\(images=0\): expected at most"),
     ],
 )
 def test_limits_that_cannot_be(coloured, images, holdout, message):

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import gramcert
 from gramcert.training import loop
 from gramcert.training.checkpoints import CONFIGURATION, METRICS, MODEL, STATE, Trained
 from gramcert.training.configuration import from_json
@@ -59,10 +60,17 @@ def shares(folder, images):
 def finished(digits, tiny, tmp_path_factory):
     """A run that the tests below only read."""
     folder = tmp_path_factory.mktemp("runs") / "deep" / "run"
-    reports = []
+    reports, ended = [], []
     configuration = tiny(epochs="4")
-    records = train(configuration, digits, folder, report=reports.append, checkpoint_seconds=0)
-    return SimpleNamespace(configuration=configuration, folder=folder, reports=reports, records=records)
+    records = train(
+        configuration,
+        digits,
+        folder,
+        report=lambda *told: reports.append(told),
+        on_epoch=ended.append,
+        checkpoint_seconds=0,
+    )
+    return SimpleNamespace(configuration=configuration, folder=folder, reports=reports, ended=ended, records=records)
 
 
 def test_the_folder_of_a_finished_run(finished):
@@ -94,10 +102,22 @@ def test_training_helps(finished):
 
 
 def test_reports(finished):
-    ends = [report for report in finished.reports if report.record is not None]
-    assert [report.record for report in ends] == finished.records
-    assert [(report.step, report.steps, report.epoch) for report in ends] == [(4 * n, 16, n) for n in (1, 2, 3, 4)]
-    assert [report.loss for report in ends] == [record["loss"] for record in finished.records]
+    assert finished.ended == finished.records
+    assert finished.reports[0] == ("epoch 1/4", 0, 16)
+    for record in finished.records:
+        assert (f"epoch {record['epoch']}/4, loss {record['loss']:.4f}", record["step"], 16) in finished.reports
+
+
+def test_what_is_no_configuration_no_images_and_no_folder(digits, tiny, tmp_path):
+    with pytest.raises(TypeError, match=r"^train\(configuration\): expected a Configuration or its name, got dict$"):
+        gramcert.train({}, digits, tmp_path)
+    with pytest.raises(ValueError, match=r"^configuration 'digit': expected one of digits, nano"):
+        gramcert.train("digit", digits, tmp_path)
+    with pytest.raises(TypeError, match=r"^train\(images\): expected Images, as load_images gives them, got str$"):
+        gramcert.train("digits", "digits", tmp_path)
+    with pytest.raises(TypeError, match=r"^train\(folder\): expected a path, got NoneType$"):
+        gramcert.train(tiny(), digits, None)
+    assert not any(tmp_path.iterdir())
 
 
 def test_tensorboard_has_the_same_numbers(finished):
@@ -277,13 +297,13 @@ def test_a_folder_with_something_else_is_refused(digits, tiny, tmp_path):
 def test_a_file_in_place_of_the_folder(digits, tiny, tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ValueError, match=rf"train\(out={re.escape(str(path))}\): not a folder that can be written"):
+        with pytest.raises(ValueError, match=rf"train\(folder={re.escape(str(path))}\): not a folder that can be"):
             train(tiny(), digits, path)
 
 
 def test_a_configuration_that_cannot_be_read(digits, tiny, tmp_path):
     (tmp_path / CONFIGURATION).write_text("{")
-    with pytest.raises(ValueError, match="configuration: not JSON"):
+    with pytest.raises(ValueError, match="Configuration: Invalid JSON"):
         train(tiny(), digits, tmp_path)
 
 
@@ -291,9 +311,9 @@ def test_a_configuration_that_cannot_be_read(digits, tiny, tmp_path):
     ("changes", "message"),
     [
         ({"batch": "257"}, r"train\(batch=257\): more than the 256 training images"),
-        ({"images": "1401"}, r"configuration\(images=1401\): expected at most the 1400 training images"),
-        ({"holdout": "1400"}, r"configuration\(holdout=1400\): expected less than the 1400 training images"),
-        ({"holdout": "1200"}, r"configuration\(images=256\): expected at most the 200 training images"),
+        ({"images": "1401"}, r"Configuration\(images=1401\): expected at most the 1400 training images"),
+        ({"holdout": "1400"}, r"Configuration\(holdout=1400\): expected less than the 1400 training images"),
+        ({"holdout": "1200"}, r"Configuration\(images=256\): expected at most the 200 training images"),
         ({"augmentation.crop": "8"}, r"train\(augmentation\.crop=8\): expected less than the 8 pixels"),
         ({"pool": "3"}, "8×8 places cannot be pooled by 3"),
     ],

@@ -102,8 +102,8 @@ def undisturbed(digits, tiny, tmp_path_factory):
 def test_a_run_that_stops_at_a_step(digits, tiny, tmp_path, monkeypatch, undisturbed, stop, checkpoint_seconds):
     """In an epoch, at its end and after it, with four steps per epoch."""
 
-    def watch(place):
-        if place.step == stop:
+    def watch(what, done, total):
+        if done == stop:
             raise StopHere("here")
 
     monkeypatch.setattr(loop, "REPORT_SECONDS", -1)
@@ -112,7 +112,7 @@ def test_a_run_that_stops_at_a_step(digits, tiny, tmp_path, monkeypatch, undistu
     assert step_of(tmp_path / "run") == (stop if checkpoint_seconds < 0 else stop // 4 * 4)
     some_time_passes(tmp_path / "run")
     seen = []
-    train(tiny(), digits, tmp_path / "run", report=lambda place: seen.append(place.step))
+    train(tiny(), digits, tmp_path / "run", report=lambda what, done, total: seen.append(done))
     assert seen == list(range(stop if checkpoint_seconds < 0 else stop // 4 * 4, 9))
     require_same_run(tmp_path / "run", undisturbed)
 

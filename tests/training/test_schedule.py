@@ -1,4 +1,6 @@
 import dataclasses
+import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,14 +17,22 @@ def rates(configuration, steps):
     return np.array([learning_rate(configuration, step, steps) for step in range(steps)])
 
 
+def exact(configuration, step, steps):
+    """On the line between the two points around it, in rationals."""
+    share = Fraction(2 * step + 1, 2 * steps)
+    places = map(Fraction, (0, *configuration.knots, 1))
+    points = zip(places, map(Fraction, (0, configuration.lr, configuration.final_lr, 0)), strict=True)
+    (a, low), (b, high) = next(ends for ends in itertools.pairwise(points) if ends[0][0] <= share < ends[1][0])
+    return float(low + (high - low) * (share - a) / (b - a))
+
+
 @pytest.mark.parametrize("steps", [1, 2, 7, 1000])
 @pytest.mark.parametrize("knots", [(0.4, 0.8), (0.01, 0.99), (0.3, 0.31)])
 @pytest.mark.parametrize(("lr", "final_lr"), [(0.01, 0.0005), (0.01, 0.0), (0.01, 0.1)])
-def test_pieces_are_those_of_interpolation(steps, knots, lr, final_lr):
+def test_pieces_are_lines(steps, knots, lr, final_lr):
     configuration = dataclasses.replace(PUBLISHED, knots=knots, lr=lr, final_lr=final_lr)
-    middles = (np.arange(steps) + 0.5) / steps
-    expected = np.interp(middles, [0, *knots, 1], [0, lr, final_lr, 0])
-    np.testing.assert_allclose(rates(configuration, steps), expected, rtol=5e3 * EPS, atol=EPS)
+    expected = [exact(configuration, step, steps) for step in range(steps)]
+    np.testing.assert_allclose(rates(configuration, steps), expected, rtol=1e-12, atol=1e-16)
 
 
 def test_rises_to_the_first_knot_falls_to_the_second_and_ends_near_zero():

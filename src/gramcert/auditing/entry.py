@@ -14,9 +14,10 @@ from gramcert.auditing.certificate import FORMAT, Claim, certificate, claimed_st
 from gramcert.auditing.findings import Profile
 from gramcert.auditing.reading import Source, shape_of_example
 from gramcert.auditing.result import Audit
-from gramcert.auditing.running import Report, measure_all
+from gramcert.auditing.workers import measure_all
 from gramcert.operators.measurement import Measured, Measurement
 from gramcert.operators.propagation import Follower, Plan
+from gramcert.progress import Report, silent
 
 
 def audit(
@@ -30,7 +31,7 @@ def audit(
     cache: str | Path | None = None,
     max_seconds: float | None = None,
     measure: bool = False,
-    report: Report | None = None,
+    report: Report = silent,
 ) -> Audit:
     """Certified l2 Lipschitz constant of a whole model, and where it comes from.
 
@@ -49,7 +50,7 @@ def audit(
         cache: folder of measurements, which makes the next audit of the same weights instant; ``None`` keeps nothing.
         max_seconds: per measurement; what was proved until then holds.
         measure: also where the constant is known to be unbounded, which is said at once otherwise.
-        report: told how many measurements are made, of how many, and what is measured now.
+        report: told what is measured now, how many measurements are made, and of how many.
 
     Example:
         >>> import torch, gramcert

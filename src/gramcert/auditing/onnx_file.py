@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.auditing.digits import shown_text
+from gramcert.auditing.readable import shown_text
 from gramcert.operators.graph import BadModel
 
 # Versions of the operators whose meaning is known: before 7 they broadcast in another way.

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing import onnx_functions, onnx_layers, onnx_windows
-from gramcert.auditing.digits import shown_text
 from gramcert.auditing.onnx_call import Call, Context, Result, Rule, Value, bounded
 from gramcert.auditing.onnx_file import OnnxModel, OnnxNode
 from gramcert.auditing.onnx_folding import folded
 from gramcert.auditing.onnx_moves import MOVES
+from gramcert.auditing.readable import shown_text
 from gramcert.operators import rules
 from gramcert.operators.graph import CONSEQUENCE, BadModel, Graph, Variable
 from gramcert.operators.linear import Shape

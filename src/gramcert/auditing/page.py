@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from string import Template
 
-from gramcert.auditing.digits import powers_of_ten, shown_down, shown_seconds, shown_share, shown_text, shown_up
 from gramcert.auditing.findings import Findings, Profile
+from gramcert.auditing.readable import powers_of_ten, shown_down, shown_seconds, shown_share, shown_text, shown_up
 from gramcert.operators.propagation import Row
 
 # A reason or an assumption is a sentence, a name is not.

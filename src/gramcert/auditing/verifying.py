@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from torch import nn
 from gramcert.auditing.cache import unpack
 from gramcert.auditing.certificate import Claim, claimed_steps, follow, node_facts, seal, step_facts
 from gramcert.auditing.certificate import certificate as anew
-from gramcert.auditing.checking import Proof, layer_below, proves_above, proves_below
 from gramcert.auditing.findings import UNBOUNDED
+from gramcert.auditing.proofs import Proof, layer_below, proves_above, proves_below
 from gramcert.auditing.reading import Source
 from gramcert.auditing.strict_json import canonical, parse
 from gramcert.auditing.written import BadCertificate, Written
@@ -22,6 +21,7 @@ from gramcert.certified.deployed import ResidualParts
 from gramcert.operators.graph import Graph
 from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
 from gramcert.operators.propagation import Follower, Plan, Step
+from gramcert.progress import Report, silent
 
 # Differences between two graphs that are listed one by one.
 MOST_PROBLEMS = 3
@@ -36,8 +36,6 @@ TOO_LARGE = 2.0**1000
 CONTENTS = {"digest": "", "does": ""}
 
 CHANGED = "seal: the certificate was changed after it was written"
-
-Report = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -103,11 +101,11 @@ def verify(
     *,
     architecture: str | None = None,
     prefix: str | None = None,
-    report: Report | None = None,
+    report: Report = silent,
 ) -> Verification:
     """Check a certificate against a model: its weights, its graph, each claim, and what follows from them.
 
-    Each claimed norm is proved anew by :mod:`~gramcert.auditing.checking`, each lower bound by its witness. Then the
+    Each claimed norm is proved anew by :mod:`~gramcert.auditing.proofs`, each lower bound by its witness. Then the
     certificate is written anew from the model and the claims, and has to be the same to the letter: only what its
     section ``unverified`` says is not checked. A cache is never read.
 
@@ -116,7 +114,7 @@ def verify(
         model: the model, or its file, that it is about.
         architecture: as for :func:`~gramcert.auditing.entry.audit`.
         prefix: as for :func:`~gramcert.auditing.entry.audit`.
-        report: told how many claims are checked, of how many, and which one is next.
+        report: told which claim is next, how many are checked, and of how many.
 
     Example:
         >>> import torch
@@ -151,8 +149,7 @@ def verify(
     upper, reasons = math.inf, tuple[str, ...]()
     if not problems:
         for number, (claim, step, label) in enumerate(zip(written.claims, steps, labels, strict=True)):
-            if report is not None:
-                report(number, len(steps), label)
+            report(label, number, len(steps))
             checks.append(_checked(claim, step.measurement, label))
         problems = [f"{check.name}: {check.problem}" for check in checks if check.problem]
         followed = follow(plan, written.claims)

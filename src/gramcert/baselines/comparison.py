@@ -14,11 +14,10 @@ from gramcert.baselines.methods import Kind, Method, applicable_methods
 from gramcert.baselines.reference import reference_norm
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
+from gramcert.progress import Report, silent
 
 # A method that has used this much time is not run again for a steadier timing.
 REPEAT_SECONDS = 0.5
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def compare_methods(
     seed: int = 0,
     repeats: int = 3,
     truth: float | None = None,
-    progress: Progress | None = None,
+    report: Report = silent,
 ) -> Comparison:
     """Run every applicable method on a layer and set it against the truth.
 
@@ -85,7 +84,7 @@ def compare_methods(
         seed: of the random starts.
         repeats: how many runs the timing is the median of; slow methods run fewer times.
         truth: the norm, if it is known; otherwise it is computed first.
-        progress: called before each step with the number of steps done, their total, and the name of the step.
+        report: told before each step its name, how many are done, and of how many.
 
     Example:
         >>> import torch, gramcert
@@ -95,25 +94,24 @@ def compare_methods(
         >>> round(comparison.truth, 4), comparison.all_respected
         (8.2909, True)
     """
-    description = Convolution.of(layer)
+    description = Convolution.of(layer, call="compare_methods")
     sizes = axis_sizes("compare_methods", "input_size", input_size, description.axes)
     checked_iterations("compare_methods", iterations)
     axis_sizes("compare_methods", "repeats", repeats, 1)
     require_finite("compare_methods", "layer", description.kernel)
     _require_same_size(description, sizes)
     methods = applicable_methods(description, sizes, iterations, seed, tol)
-    report = progress or (lambda done, total, name: None)
     with torch.no_grad():
-        report(0, len(methods) + 1, "the truth")
+        report("the truth", 0, len(methods) + 1)
         start = time.perf_counter()
         known = reference_norm(description, sizes) if truth is None else truth
         truth_seconds = time.perf_counter() - start
         tolerance = rounding_allowance(description.kernel)
         rows = []
         for done, method in enumerate(methods, 1):
-            report(done, len(methods) + 1, method.name)
+            report(method.name, done, len(methods) + 1)
             rows.append(_row(method, known, tolerance, repeats))
-        report(len(methods) + 1, len(methods) + 1, "done")
+        report("done", len(methods) + 1, len(methods) + 1)
     return Comparison(known, truth_seconds, tolerance, tuple(rows))
 
 

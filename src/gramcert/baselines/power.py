@@ -44,7 +44,7 @@ def power_iteration(
         Ryu et al., Plug-and-Play Methods Provably Converge with Properly Trained Denoisers, ICML 2019;
         Farnia, Zhang, Tse, Generalizable Adversarial Training via Spectral Normalization, ICLR 2019.
     """
-    description = Convolution.of(layer)
+    description = Convolution.of(layer, call="power_iteration")
     kernel, scale = unit_scale(checked_finite_kernel("power_iteration", description.kernel))
     sizes = axis_sizes("power_iteration", "input_size", input_size, description.axes)
     checked_iterations("power_iteration", iterations)

@@ -37,7 +37,7 @@ def reference_norm(layer: nn.Module | Convolution, input_size: Sizes) -> float:
         >>> round(reference_norm(layer, 32), 3)
         8.946
     """
-    description = Convolution.of(layer)
+    description = Convolution.of(layer, call="reference_norm")
     kernel, scale = unit_scale(checked_finite_kernel("reference_norm", description.kernel).cpu().double())
     sizes = axis_sizes("reference_norm", "input_size", input_size, description.axes)
     scaled = dataclasses.replace(description, kernel=kernel)

@@ -35,7 +35,7 @@ def norm2_circ(kernel: Tensor, input_size: Sizes, iterations: int = 6) -> Tensor
         >>> float(gramcert.norm2_circ(kernel, 2)), float(gramcert.norm2_circ(kernel, (8, 5)))
         (9.0, 9.0)
     """
-    checked_kernel("norm2_circ", kernel)
+    kernel = checked_kernel("norm2_circ", kernel)
     sizes = axis_sizes("norm2_circ", "input_size", input_size, kernel.dim() - 2)
     iterations = checked_iterations("norm2_circ", iterations)
     return grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations, call="norm2_circ")

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, checked_iterations, require_dense, require_finite
+from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, checked_iterations, require_dense, require_finite, widened
 from gramcert.bounds.autograd import full_precision, run
 
 Norm = Literal["fro", "inf", "one", "trace"]
@@ -33,7 +33,7 @@ def gram_norm(matrix: Tensor, iterations: int = 6, *, norm: Norm = "fro") -> Ten
     subgradient, at the zero matrix it is 0.
 
     Args:
-        matrix: real or complex, float32 or float64, shape (..., p, q).
+        matrix: real or complex, shape (..., p, q); half precision is taken exactly, in float32.
         iterations: number of Gram products t. For ``fro`` 0 gives the Frobenius norm of the matrix itself; the other
             readings need at least one product to be a bound (the ∞-norm of [[1, 0], [1, 0]] is 1, its σ is √2).
         norm: how the last iterate is read: ``"fro"``, ``"inf"``, ``"one"`` or ``"trace"``.
@@ -55,8 +55,9 @@ def gram_norm(matrix: Tensor, iterations: int = 6, *, norm: Norm = "fro") -> Ten
     """
     if not isinstance(matrix, Tensor):
         raise TypeError(f"gram_norm(matrix): expected a torch.Tensor, got {type(matrix).__name__}")
+    matrix = widened(matrix)
     if matrix.dtype not in REAL_TYPES + COMPLEX_TYPES:
-        raise TypeError(f"gram_norm(matrix): expected float32, float64, complex64 or complex128, got {matrix.dtype}")
+        raise TypeError(f"gram_norm(matrix): expected a floating-point or complex matrix, got {matrix.dtype}")
     require_dense("gram_norm", "matrix", matrix)
     if matrix.dim() < 2 or 0 in matrix.shape[-2:]:
         raise ValueError(

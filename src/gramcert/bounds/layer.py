@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, checked_iterations
+from gramcert.arguments import Sizes, axis_sizes, checked_iterations, kernel_hint
 from gramcert.bounds.circular import grid_norm
 from gramcert.bounds.gram import gram_norm
 from gramcert.bounds.transfer import sampling_factor
@@ -52,9 +52,9 @@ def norm2(layer: nn.Module | Convolution, input_size: Sizes | None = None, itera
     if not isinstance(layer, (Convolution, *LAYERS)):
         raise TypeError(
             f"norm2(layer): cannot bound {type(layer).__name__}; expected Linear, a Conv or ConvTranspose layer or a "
-            f"gramcert.Convolution"
+            f"gramcert.Convolution{kernel_hint(layer)}"
         )
-    description = Convolution.of(layer)
+    description = Convolution.of(layer, call="norm2")
     kernels = reduced_kernels(grouped_kernels(description), description.stride, description.dilation)
     if input_size is None:
         taps = tuple(kernels.shape[3:])

@@ -66,7 +66,7 @@ def norm2_toep(kernel: Tensor, iterations: int = 6, *, norm: ToeplitzNorm = "inf
         >>> round(float(gramcert.norm2_toep(kernel, 6, norm="fro")), 4)
         2.0348
     """
-    checked_kernel("norm2_toep", kernel)
+    kernel = checked_kernel("norm2_toep", kernel)
     if norm not in get_args(ToeplitzNorm):
         raise ValueError(f"norm2_toep(norm={norm!r}): expected one of {', '.join(get_args(ToeplitzNorm))}")
     iterations = checked_iterations("norm2_toep", iterations)

@@ -72,7 +72,7 @@ def norm2_sampled(kernel: Tensor, grid_size: Sizes, iterations: int = 6) -> Tens
         >>> round(float(gramcert.norm2_sampled(torch.ones(1, 1, 3, 3), 32)), 3)
         9.087
     """
-    checked_kernel("norm2_sampled", kernel)
+    kernel = checked_kernel("norm2_sampled", kernel)
     iterations = checked_iterations("norm2_sampled", iterations)
     taps = tuple(kernel.shape[2:])
     sizes = axis_sizes("norm2_sampled", "grid_size", grid_size, len(taps))
@@ -89,7 +89,7 @@ def theorem_5_as_printed(kernel: Tensor, grid_size: Sizes, iterations: int) -> T
     With t = iterations + 1, α = 2^t⌊k/2⌋/n0 and the factor (1-α)^(-2^-t), printed for square kernels in two dimensions.
     ``docs/errata.md`` has the counterexamples; :func:`theorem_5_corrected` is what holds.
     """
-    sizes, step = _theorem_5_arguments("theorem_5_as_printed", kernel, grid_size, iterations)
+    kernel, sizes, step = _theorem_5_arguments("theorem_5_as_printed", kernel, grid_size, iterations)
     factor = factor_as_printed(max(kernel.shape[2:]), min(sizes), step)
     return factor * grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations)
 
@@ -100,7 +100,7 @@ def theorem_5_corrected(kernel: Tensor, grid_size: Sizes, iterations: int) -> Te
     ‖E^(t)‖²_F, t = iterations + 1, is a trigonometric polynomial of degree d = 2^(t-1)(k-1) per axis, so with n0 > 2d
     its maximum is at most Π(1-2d/n0)^(-1/2) times the largest sample. :func:`norm2_sampled` is sharper at every t.
     """
-    sizes, step = _theorem_5_arguments("theorem_5_corrected", kernel, grid_size, iterations)
+    kernel, sizes, step = _theorem_5_arguments("theorem_5_corrected", kernel, grid_size, iterations)
     factor = math.prod(factor_corrected(k, n, step) for k, n in zip(kernel.shape[2:], sizes, strict=True))
     return factor * grid_norm(kernel[None], FrequencyGrid.unshifted(sizes), iterations)
 
@@ -125,6 +125,8 @@ def factor_corrected(taps: int, grid_size: int, step: int) -> float:
     return math.pow(1 - 2 * degree / grid_size, -0.5 * 2.0**-step)
 
 
-def _theorem_5_arguments(call: str, kernel: Tensor, grid_size: Sizes, iterations: int) -> tuple[tuple[int, ...], int]:
-    checked_kernel(call, kernel)
-    return axis_sizes(call, "grid_size", grid_size, kernel.dim() - 2), checked_iterations(call, iterations) + 1
+def _theorem_5_arguments(
+    call: str, kernel: Tensor, grid_size: Sizes, iterations: int
+) -> tuple[Tensor, tuple[int, ...], int]:
+    kernel = checked_kernel(call, kernel)
+    return kernel, axis_sizes(call, "grid_size", grid_size, kernel.dim() - 2), checked_iterations(call, iterations) + 1

@@ -1,7 +1,7 @@
 """``certify``: clean and certified accuracy of a network on labelled inputs, rounding included."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,10 +15,8 @@ from gramcert.certification.network import CertifiedNetwork
 from gramcert.exact import float_up
 from gramcert.geometry.recognition import unwrapped
 from gramcert.nn.baking import frozen_copy
+from gramcert.progress import Report, silent
 from gramcert.rounding import checked_arithmetic
-
-# How much of what is done, for whoever shows it: what, how many, of how many (``None`` if that is not known).
-Report = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def certify(
     loader: Iterable[tuple[Tensor, Tensor]],
     radii: Sequence[float],
     *,
-    report: Report = lambda what, done, total: None,
+    report: Report = silent,
 ) -> CertifiedAccuracy:
     """Clean accuracy, and accuracy certified against every change of an input up to each radius, in the l2 norm.
 
@@ -78,7 +76,7 @@ def certify(
         model: a module whose output is a vector of logits, of operators that :func:`gramcert.audit` knows.
         loader: batches of inputs and labels; all inputs have one shape.
         radii: at which certified accuracy is given.
-        report: told what is being done; for progress bars.
+        report: told what is being done (``layers``, ``inputs``), how many are done, and of how many.
 
     Example:
         >>> import torch, gramcert
@@ -132,9 +130,7 @@ class _Classifier:
         self.call = call
         first, _ = _checked(call, batch)
         self.shape = tuple(first.shape[1:])
-        self.network = CertifiedNetwork(
-            call, source.graph(call, self.shape, "loader"), lambda *done: report("layers", *done)
-        )
+        self.network = CertifiedNetwork(call, source.graph(call, self.shape, "loader"), report)
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor, Tensor, float]:
         """Labels, predictions, certified radii of the predictions, and the largest error of the features."""

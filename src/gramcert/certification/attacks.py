@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from gramcert.arguments import checked_radii
 from gramcert.nn.baking import export
+from gramcert.progress import Report, silent
 from gramcert.rounding import next_up, norm_up
-
-# Of all images in a batch, which attack is at work, how many images are done, of how many.
-Report = Callable[[str, int, int], None]
 
 ATTACKS = ("DDN", "Carlini-Wagner", "projected gradient")
 
@@ -54,7 +52,7 @@ def attack(
     *,
     steps: int = 100,
     batch: int = 100,
-    report: Report = lambda name, done, total: None,
+    report: Report = silent,
 ) -> AttackResult:
     """Look for the smallest change of each input, within [0, 1], that changes its class: DDN, Carlini-Wagner, PGD.
 
@@ -68,7 +66,7 @@ def attack(
         radii: for projected gradient.
         steps: gradient steps of each attack at each trial.
         batch: inputs attacked at once.
-        report: told how far it is; for progress bars.
+        report: told which attack is at work, how many inputs are done, and of how many.
     """
     call = "attack"
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor) or labels.is_floating_point():

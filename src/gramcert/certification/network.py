@@ -7,8 +7,9 @@ from gramcert.certified.margins import radii
 from gramcert.operators.evaluation import Evaluation, NotEvaluatedError
 from gramcert.operators.graph import Graph, Node
 from gramcert.operators.linear import AxisMatrix, Scale
-from gramcert.operators.network import Network, Progress
+from gramcert.operators.network import Network
 from gramcert.operators.rounded import Rounded, exactly
+from gramcert.progress import Report, silent
 from gramcert.rounding import next_up
 
 # In place of a constant of 0, that of a network which ignores its input.
@@ -25,7 +26,7 @@ class CertifiedNetwork:
         classes: how many logits there are.
     """
 
-    def __init__(self, call: str, graph: Graph, report: Progress = lambda done, total: None) -> None:
+    def __init__(self, call: str, graph: Graph, report: Report = silent) -> None:
         Network(call, graph, is_measured=False).require_bounded(f"{call}(model)")
         logits = _logits(call, graph)
         (self.classes,) = logits.shape[1:]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, Sizes, axis_sizes, require_dense, require_values
+from gramcert.arguments import Sizes, axis_sizes, checked_matrix, require_values
 from gramcert.certified.every_size import supremum
 from gramcert.certified.gram_symbol import crude_norm
 from gramcert.certified.lifted import LiftedLayer
@@ -162,17 +162,13 @@ def as_convolution(call: str, layer: nn.Module | Convolution | Tensor) -> Convol
             f"{call}(layer): cannot bound {_name(layer)}; expected Linear, a Conv or ConvTranspose layer, a "
             f"gramcert.Convolution or a matrix"
         )
-    description = Convolution.of(layer)
+    description = Convolution.of(layer, call=call)
     require_plain_tensor(f"{call}(layer)", description.kernel)
     return description
 
 
 def _of_matrix(call: str, matrix: Tensor) -> Convolution:
-    require_dense(call, "layer", matrix)
-    if matrix.dtype not in (*REAL_TYPES, *COMPLEX_TYPES):
-        raise TypeError(f"{call}(layer): expected a float32, float64 or complex matrix, got {matrix.dtype}")
-    if matrix.dim() != 2 or not matrix.numel():
-        raise ValueError(f"{call}(layer): expected a matrix with rows and columns, got shape {tuple(matrix.shape)}")
+    matrix = checked_matrix(call, matrix)
     if matrix.is_complex():  # a complex matrix has the norm of this real one
         matrix = torch.cat([torch.cat([matrix.real, -matrix.imag], 1), torch.cat([matrix.imag, matrix.real], 1)])
     return Convolution(matrix[:, :, None])

@@ -17,7 +17,7 @@ from gramcert.certification.attacks import attack as run
 from gramcert.cli.certify import images_to_test, percent
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.options import DATA, RADII, parse_radii
-from gramcert.cli.progress import counting_bar
+from gramcert.cli.progress import counting_bars
 from gramcert.cli.radius_plot import save_radius_plot
 from gramcert.training.checkpoints import Trained, save_inputs
 
@@ -44,12 +44,12 @@ def attack(
         require_foolbox()
         trained = Trained(folder)
         test = images_to_test(trained, data, images)
-        with counting_bar() as bar:
+        with counting_bars() as bars:
             certified = certify(
                 trained.model,
                 test.loader(),
                 list(wanted.values()),
-                report=lambda what, done, total: bar(what, done, total or len(test)),
+                report=lambda what, done, total: bars(what, done, total or len(test)),
             )
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -59,7 +59,7 @@ def attack(
                     test.labels,
                     list(wanted.values()),
                     steps=steps,
-                    report=bar,
+                    report=bars,
                 )
     refuted = (attacked.distances < certified.radii).nonzero().flatten().tolist()
     shares = {

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -75,7 +75,7 @@ def audit(
         folder = None if no_cache else cache or default_folder()
         if folder is not None and folder.exists() and not folder.is_dir():
             raise BadInput(f"--cache {folder}: not a folder")
-        with counting_bar() as bar:
+        with counting_bar("audit") as bar:
             result = run(
                 path,
                 shape,
@@ -86,7 +86,7 @@ def audit(
                 cache=folder,
                 max_seconds=max_seconds,
                 measure=measure,
-                report=naming(bar),
+                report=bar,
             )
         if certificate is not None:
             write_atomically(certificate, (json.dumps(result.certificate, indent=1) + "\n").encode())
@@ -98,11 +98,6 @@ def audit(
         Console().print(audit_table(result))
     if math.isinf(result.upper):
         raise typer.Exit(NEGATIVE_ANSWER)
-
-
-def naming(bar: Callable[[str, int, int | None], None]) -> Callable[[int, int, str], None]:
-    """The bar, told of numbers first; names of layers would make it a new one each time."""
-    return lambda done, total, _: bar("layers", done, total)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from gramcert.auditing.digits import shown_down, shown_seconds, shown_share, shown_text, shown_up
+from gramcert.auditing.readable import shown_down, shown_seconds, shown_share, shown_text, shown_up
 from gramcert.auditing.result import Audit
 from gramcert.operators.propagation import Row
 

@@ -18,7 +18,7 @@ from gramcert.cli.data import images_of
 from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.options import DATA, RADII, parse_radii
 from gramcert.cli.plots import require_plotting
-from gramcert.cli.progress import counting_bar
+from gramcert.cli.progress import counting_bars
 from gramcert.cli.radius_plot import save_radius_plot
 from gramcert.rounding import ASSUMPTIONS
 from gramcert.training.checkpoints import Trained
@@ -45,12 +45,12 @@ def certify(
             require_plotting(plot)
         trained = Trained(folder)
         test = images_to_test(trained, data, images)
-        with counting_bar() as bar:
+        with counting_bars() as bars:
             result = run(
                 trained.model,
                 test.loader(),
                 list(wanted.values()),
-                report=lambda what, done, total: bar(what, done, total or len(test)),
+                report=lambda what, done, total: bars(what, done, total or len(test)),
             )
     if as_json:
         typer.echo(json.dumps(_as_json(trained, result, wanted), allow_nan=False))

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from gramcert.arguments import axis_sizes
@@ -20,6 +19,7 @@ from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.kernel_file import StoredKernel, embedded_kernel, read_kernel
 from gramcert.cli.options import parse_sizes
 from gramcert.cli.plots import require_plotting
+from gramcert.cli.progress import counting_bar
 from gramcert.geometry.convolution import Convolution
 
 
@@ -57,7 +57,8 @@ def compare(
             padding_mode=padding_mode,  # type: ignore[arg-type]
         )
         per_axis = axis_sizes("compare", "--input-size", sizes, layer.axes)
-        comparison = _with_progress(layer, per_axis, iterations, tol, seed)
+        with counting_bar("compare") as bar:
+            comparison = compare_methods(layer, per_axis, iterations, tol=tol, seed=seed, report=bar)
     heading = (
         f"{stored} · {'zero' if padding_mode == 'zeros' else padding_mode} padding · "
         f"input {'×'.join(map(str, per_axis))} · {iterations} iterations"
@@ -99,21 +100,6 @@ def _kernel(file: Path | None, key: str | None, random: str | None, seed: int) -
         raise BadInput(f"--random {random!r}: expected channels out, channels in and 1 to 3 sizes, like 16,16,3,3")
     kernel = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return StoredKernel(kernel, f"random (seed {seed})", None, "float32")
-
-
-def _with_progress(
-    layer: Convolution, input_size: tuple[int, ...], iterations: int, tol: float, seed: int
-) -> Comparison:
-    console = Console(stderr=True)
-    what = TextColumn("{task.description}")
-    columns = (SpinnerColumn(), what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("comparing")
-
-        def show(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total, description=name)
-
-        return compare_methods(layer, input_size, iterations, tol=tol, seed=seed, progress=show)
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:

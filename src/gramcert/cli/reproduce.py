@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.options import DATA, parse_changes
-from gramcert.cli.progress import counting_bar
+from gramcert.cli.progress import counting_bars
 from gramcert.experiments import channels as figure_two
 from gramcert.experiments import factors as figure_one
 from gramcert.experiments import tables
@@ -66,8 +66,8 @@ def figure_2(
             "iterations": figure_two.ITERATIONS,
         }
         records = Records(out, "figure-2", settings, figure_two.COLUMNS, figure_two.KEY)
-        with counting_bar() as bar:
-            figure_two.channel_rows(records, counts, numbers, bar)
+        with counting_bars() as bars:
+            figure_two.channel_rows(records, counts, numbers, bars)
         rows = [row for row in records.rows if row["channels"] in counts and row["seed"] in numbers]
         plot_channels(rows, records.path(".png"))
     shown = [row for row in rows if row["channels"] == max(counts) and row["value"] is not None]
@@ -127,8 +127,8 @@ def _table(
             records.has(rescaling=rescaling.name, seed=seed) for seed in numbers for rescaling in tables.RESCALINGS
         ):
             images = load_images(dataset, data)
-            with counting_bar() as bar:
-                tables.table_rows(records, base, images, numbers, keep_runs=keep_runs, report=bar)
+            with counting_bars() as bars:
+                tables.table_rows(records, base, images, numbers, keep_runs=keep_runs, report=bars)
         rows = [row for row in records.rows if row["seed"] in numbers]
         lines = list(tables.summary(rows))
         plot_table(rows, records.path(".png"), f"{base.name}, {_count(base.epochs, 'epoch')}")

@@ -2,20 +2,19 @@
 
 import json
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from gramcert.cli.data import images_of
 from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.options import DATA, parse_changes
-from gramcert.training.configuration import CONFIGURATIONS, Configuration, from_json, named
-from gramcert.training.loop import Step
+from gramcert.cli.progress import counting_bar
+from gramcert.training.configuration import CONFIGURATIONS, from_file, named
 from gramcert.training.loop import train as run
 
 
@@ -38,7 +37,9 @@ def train(
     model.safetensors. Several processes share each batch: torchrun --nproc-per-node 4 -m gramcert train ...
     """
     with one_line_errors():
-        chosen = _configuration(configuration).with_fields(parse_changes("--set", changes or []))
+        is_name = configuration in CONFIGURATIONS or not configuration.endswith(".json")
+        base = named(configuration) if is_name else from_file(Path(configuration))
+        chosen = base.with_fields(parse_changes("--set", changes or []))
         if show:
             typer.echo(chosen.to_json())
             return
@@ -48,30 +49,23 @@ def train(
             raise BadInput("train: the folder of the run is needed (--out)")
         images = images_of(chosen.dataset, data)
         is_first = os.environ.get("RANK", "0") == "0"
-        console = Console(stderr=True)
-        columns = (
-            SpinnerColumn(),
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[loss]}"),
-        )
-        with Progress(*columns, console=console, disable=not (is_first and console.is_terminal)) as bar:
-            task = bar.add_task(escape(chosen.name), total=None, epoch=f"1/{chosen.epochs}", loss="")
+        with counting_bar("train") as bar:  # which takes what is printed, but not typer's echo, to lines above itself
+            begun = False
 
-            def report(step: Step) -> None:
-                epoch = f"{step.epoch:{len(str(chosen.epochs))}}/{chosen.epochs}"
-                loss = "" if step.loss is None else f"loss {step.loss:.4f}"
-                bar.update(task, completed=step.step, total=step.steps, epoch=epoch, loss=loss)
-                if step.loss is None and step.step:
-                    what = "finished already" if step.step == step.steps else f"goes on from step {step.step}"
-                    console.print(f"the run in {out} {what}", markup=False, highlight=False, soft_wrap=True)
-                if step.record is not None:
-                    shares = (f"{name} {100 * value:4.1f}" for name, value in _shares(step.record).items())
-                    console.print("  ".join((f"epoch {epoch}", loss, *shares)), highlight=False, soft_wrap=True)
+            def report(what: str, done: int, total: int | None) -> None:
+                nonlocal begun
+                if done and not begun:
+                    what_happens = "finished already" if done == total else f"goes on from step {done}"
+                    print(f"the run in {out} {what_happens}", file=sys.stderr)
+                begun = True
+                bar(what, done, total)
 
-            records = run(chosen, images, out, report=report, checkpoint_seconds=checkpoint_seconds)
+            def on_epoch(record: dict[str, Any]) -> None:
+                shares = (f"{name} {100 * value:4.1f}" for name, value in _shares(record).items())
+                epoch = f"epoch {record['epoch']:{len(str(chosen.epochs))}}/{chosen.epochs}"
+                print("  ".join((epoch, f"loss {record['loss']:.4f}", *shares)), file=sys.stderr)
+
+            records = run(chosen, images, out, report=report, on_epoch=on_epoch, checkpoint_seconds=checkpoint_seconds)
         if is_first and not records:
             raise BadInput(f"{out}: the run is finished, but its records are gone")
     if not is_first:
@@ -85,15 +79,6 @@ def train(
             table.add_row(name, f"{100 * value:.1f} %")
         Console().print(table)
         typer.echo(f"The network is in {out}. The shares at radii are estimates; to certify: gramcert certify {out}")
-
-
-def _configuration(text: str) -> Configuration:
-    if text in CONFIGURATIONS or not text.endswith(".json"):
-        return named(text)
-    try:
-        return from_json(Path(text).read_text())
-    except OSError as error:
-        raise BadInput(f"{text}: cannot be read ({error.strerror})") from None
 
 
 def _shares(record: dict[str, float]) -> dict[str, float]:

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gramcert.auditing.digits import shown_seconds, shown_text, shown_up
 from gramcert.auditing.findings import UNBOUNDED
+from gramcert.auditing.readable import shown_seconds, shown_text, shown_up
 from gramcert.auditing.verifying import Verification, read_certificate
 from gramcert.auditing.verifying import verify as run
-from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, MODEL, PREFIX, chosen, naming
+from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, MODEL, PREFIX, chosen
 from gramcert.cli.audit_table import LONGEST_SENTENCE
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.progress import counting_bar
@@ -35,12 +35,12 @@ def verify(
 
     Exit code 1 if anything is wrong, with what it is.
     """
-    with one_line_errors(), chosen(model) as path, counting_bar() as bar:
+    with one_line_errors(), chosen(model) as path, counting_bar("verify") as bar:
         content = read_certificate(certificate)
         said = content.get("unverified")
         if model is None and not (isinstance(said, dict) and said.get("model") == EMBEDDED):
             raise BadInput(f"MODEL: expected the file that {certificate} is about")
-        result = run(content, path, architecture=architecture, prefix=prefix, report=naming(bar))
+        result = run(content, path, architecture=architecture, prefix=prefix, report=bar)
     if as_json:
         typer.echo(json.dumps(_as_json(result), allow_nan=False))
     else:

@@ -1,13 +1,12 @@
 """Figure 2: error and time of every method against the number of channels, for zero padding."""
 
-from collections.abc import Callable
-
 import torch
 
 from gramcert.baselines.comparison import compare_methods
 from gramcert.certified.choose import spectral_norm
 from gramcert.experiments.records import Records, Row
 from gramcert.geometry.convolution import Convolution
+from gramcert.progress import Report
 
 TAPS, INPUT_SIZE, ITERATIONS = 3, 32, 6
 CHANNELS = (1, 2, 4, 8, 16, 32)
@@ -19,9 +18,7 @@ COLUMNS = ("channels", "seed", "truth", "truth by", "method", "source", "kind", 
 TRUTH_TOL = 1e-7
 
 
-def channel_rows(
-    records: Records, channels: tuple[int, ...], seeds: tuple[int, ...], report: Callable[[str, int, int], None]
-) -> None:
+def channel_rows(records: Records, channels: tuple[int, ...], seeds: tuple[int, ...], report: Report) -> None:
     """Adds the rows of every kernel that is not there yet: one per method."""
     units = [(count, seed) for count in channels for seed in seeds]
     for done, (count, seed) in enumerate(units):

@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from gramcert.certification.accuracy import certify
 from gramcert.exact import float_up
 from gramcert.experiments.records import Records, Row
+from gramcert.progress import Report, silent
 from gramcert.training.checkpoints import Trained
 from gramcert.training.configuration import Configuration
 from gramcert.training.images import Images, Labelled
@@ -63,7 +64,7 @@ def table_rows(
     rescalings: tuple[Rescaling, ...] = RESCALINGS,
     *,
     keep_runs: bool = True,
-    report: Callable[[str, int, int], None] = lambda what, done, total: None,
+    report: Report = silent,
 ) -> None:
     """Trains and certifies every network that has no row yet; seeds outermost, so that methods can be compared early.
 
@@ -74,7 +75,7 @@ def table_rows(
         seeds: of the repetitions; a seed gives all methods the same start, order of images and augmentation.
         rescalings: the lines of the table.
         keep_runs: whether the folders of finished runs stay.
-        report: told what is done, how many, of how many.
+        report: told what is being done, how many are done, and of how many.
     """
     records.require_data(images.digest())
     wanted = [(seed, rescaling) for seed in seeds for rescaling in rescalings]
@@ -89,7 +90,7 @@ def table_rows(
             report("networks", number, len(wanted))
             report(what, done, len(test) if total is None else total)
 
-        train(configuration, images, folder, report=lambda step: shown("steps", step.step, step.steps))
+        train(configuration, images, folder, report=lambda _, done, total: shown("steps", done, total))
         trained = Trained(folder)
         found = certify(trained.model, test.loader(), list(EXACT_RADII.values()), report=shown)
         accuracy = {"clean": found.clean} | {text: found.certified[value] for text, value in EXACT_RADII.items()}

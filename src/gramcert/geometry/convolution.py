@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, checked_kernel
+from gramcert.arguments import Sizes, axis_sizes, checked_kernel, widened
 from gramcert.geometry.padding import PaddingMode, Pairs, pad, pad_adjoint, pad_with_zeros
 from gramcert.geometry.recognition import require_known, require_plain_tensor
 
@@ -38,7 +38,8 @@ class Convolution:
     r"""The linear part of a convolution layer, in torch's own layout and conventions.
 
     Args:
-        kernel: real, (out, in/groups, \*sizes), or transposed (in, out/groups, \*sizes), one to three sizes.
+        kernel: real, (out, in/groups, \*sizes), or transposed (in, out/groups, \*sizes), one to three sizes; half
+            precision is kept in float32, exactly.
         stride: int or one per axis.
         padding: int, one int per axis, one (before, after) pair per axis, ``"same"`` or ``"valid"``; kept as pairs.
         padding_mode: ``"zeros"``, ``"circular"``, ``"reflect"`` or ``"replicate"``. Circular padding wraps as often as
@@ -80,7 +81,7 @@ class Convolution:
         transposed: bool = False,
         output_padding: Sizes = 0,
     ) -> None:
-        checked_kernel("Convolution", kernel, with_values=False)
+        kernel = checked_kernel("Convolution", kernel, with_values=False)
         if padding_mode not in get_args(PaddingMode):
             raise ValueError(
                 f"Convolution(padding_mode={padding_mode!r}): expected one of {', '.join(get_args(PaddingMode))}"
@@ -148,16 +149,21 @@ class Convolution:
         return tuple((side, side) for side in sides)
 
     @classmethod
-    def of(cls, layer: "nn.Module | Convolution") -> "Convolution":
-        """Describe a torch convolution layer; parametrised layers with their effective weight, differentiably."""
+    def of(cls, layer: "nn.Module | Convolution", *, call: str = "Convolution.of") -> "Convolution":
+        """Describe a torch convolution layer; parametrised layers with their effective weight, differentiably.
+
+        Args:
+            layer: ``nn.Conv1d/2d/3d`` or ``nn.ConvTranspose1d/2d/3d``.
+            call: what errors name.
+        """
         if isinstance(layer, Convolution):
             return layer
         base = next((kind for kind in LAYERS if isinstance(layer, kind)), None)
         name = type(layer).__name__
         if base is None:
-            raise TypeError(f"Convolution.of({name}): expected a torch.nn.Conv or ConvTranspose layer, 1-D to 3-D")
+            raise TypeError(f"{call}({name}): expected a torch.nn.Conv or ConvTranspose layer, 1-D to 3-D")
         assert isinstance(layer, nn.Module)
-        weight = effective_weight("Convolution.of", layer, base)
+        weight = checked_kernel(call, effective_weight(call, layer, base), with_values=False)
         result = cls(
             weight,
             layer.stride,  # type: ignore[arg-type]
@@ -171,7 +177,7 @@ class Convolution:
         # For all modes but zeros torch pads by an attribute that was computed from the padding at construction.
         padded = [amount for pair in reversed(result.padding) for amount in pair]
         if result.padding_mode != "zeros" and list(vars(layer)["_reversed_padding_repeated_twice"]) != padded:
-            raise TypeError(f"Convolution.of({name}): its padding was changed after construction, which torch ignores")
+            raise TypeError(f"{call}({name}): its padding was changed after construction, which torch ignores")
         return result
 
     def with_kernel(self, kernel: Tensor) -> "Convolution":
@@ -332,12 +338,7 @@ def effective_weight(call: str, layer: nn.Module, base: type[nn.Module]) -> Tens
     weight = layer.weight
     assert isinstance(weight, Tensor)
     require_plain_tensor(f"{call}({type(layer).__name__}.weight)", weight)
-    return full_weight(weight)
-
-
-def full_weight(weight: Tensor) -> Tensor:
-    """Half-precision weights in float32, exactly; others as they are."""
-    return weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
+    return widened(weight)
 
 
 def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:

@@ -53,8 +53,7 @@ _PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)
 def require_known(call: str, layer: nn.Module, base: type[nn.Module], hint: str = "") -> None:
     """Refuse layers that may compute something else than their class ``base`` does, or that have no weights yet."""
     name = type(layer).__name__
-    if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
-        raise ValueError(f"{call}({name}): the layer has no weights yet; run it once on an input first")
+    _require_weights(call, layer)
     if not torch.compiler.is_compiling():
         _require_known_methods(call, layer, base, hint)
         _require_plain_tensors(call, layer)
@@ -69,6 +68,12 @@ def require_known(call: str, layer: nn.Module, base: type[nn.Module], hint: str 
             f"{call}({name}): its hook {hook} may change the weight or the output; remove hooks, or use "
             f"torch.nn.utils.parametrizations, whose effective weight is known"
         )
+
+
+def _require_weights(call: str, layer: nn.Module) -> None:
+    """Refuse a lazy layer that has not seen an input."""
+    if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
+        raise ValueError(f"{call}({type(layer).__name__}): the layer has no weights yet; run it once on an input first")
 
 
 def _require_nothing_replaced(call: str, layer: nn.Module, but: str = "") -> None:
@@ -204,6 +209,7 @@ def require_plain_tensor(name: str, tensor: Tensor) -> None:
 def faithful_copy(call: str, model: nn.Module) -> nn.Module:
     """A deep copy, part for part and bit for bit; a model whose copy may be something else is refused."""
     for part in model.modules():
+        _require_weights(call, part)
         kinds = [kind for kind in type(part).__mro__ if kind is not object and kind is not _made_by_parametrize(part)]
         own = [kind for kind in kinds if not (is_genuine(kind, "torch") or is_genuine(kind, "gramcert"))]
         found = [name for name in _COPYING if name in vars(part) or any(name in vars(kind) for kind in own)]

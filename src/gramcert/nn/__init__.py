@@ -8,20 +8,19 @@ from gramcert.nn.combining import Concatenation, Residual
 from gramcert.nn.dense import SRConv1d, SRConv2d, SRConv3d, SRLinear
 from gramcert.nn.head import NormalizedLinear
 from gramcert.nn.losses import HingeMargin, LogitAnnealing, OffsetCrossEntropy, margins
-from gramcert.nn.pooling import L2Pool, ScaledAvgPool, Subsample
+from gramcert.nn.pooling import ScaledAvgPool, ScaledL2NormPool, Subsample
 from gramcert.nn.residual import SLLConv1d, SLLConv2d, SLLConv3d, SLLLinear
-from gramcert.nn.shaping import BatchCentering, Centering, PadChannels, Shift
+from gramcert.nn.shaping import BatchCentering, LayerCentering, PadChannels, Shift
 
 __all__ = [
     "Abs",
     "BatchCentering",
-    "Centering",
     "Concatenation",
     "Flatten",
     "GroupSort",
     "HingeMargin",
     "Householder",
-    "L2Pool",
+    "LayerCentering",
     "LogitAnnealing",
     "MaxMin",
     "NormalizedLinear",
@@ -37,6 +36,7 @@ __all__ = [
     "SRConv3d",
     "SRLinear",
     "ScaledAvgPool",
+    "ScaledL2NormPool",
     "Shift",
     "Subsample",
     "export",

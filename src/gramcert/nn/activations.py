@@ -6,7 +6,7 @@ from torch.nn.utils import parametrize
 
 from gramcert.arguments import require_finite
 from gramcert.nn.head import UnitRows
-from gramcert.nn.layer import Layer, expected
+from gramcert.nn.layer import Layer, expected, names_itself
 from gramcert.nn.outline import Outline
 from gramcert.operators.graph import Variable
 from gramcert.operators.reflection import constant_of
@@ -69,6 +69,7 @@ class Abs(Layer):
         return x.abs()
 
 
+@names_itself
 class Householder(Layer):
     """Reflects pairs of channels (i, i + c/2) to one side of a trainable line (Singla, Singla and Feizi, 2022).
 

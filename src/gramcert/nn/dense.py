@@ -7,10 +7,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gramcert.arguments import Sizes
-from gramcert.parametrizations import spectral_rescaling
+from gramcert.nn.layer import names_itself
+from gramcert.parametrizations import register_rescaling
 from gramcert.rescaling.vector import Form
 
 
+@names_itself
 class SRLinear(nn.Linear):
     """``nn.Linear`` whose weight is rescaled to a norm of at most 1.
 
@@ -18,9 +20,9 @@ class SRLinear(nn.Linear):
         in_features: inputs.
         out_features: outputs.
         bias: whether there is one.
-        iterations: t of the rescaling; 1 is AOL.
         device: where the parameters are.
         dtype: their type.
+        iterations: t of the rescaling; 1 is AOL.
 
     Example:
         >>> import torch, gramcert
@@ -36,13 +38,13 @@ class SRLinear(nn.Linear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        iterations: int = 3,
-        *,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        iterations: int = 3,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        spectral_rescaling(self, iterations=iterations)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        register_rescaling(type(self).__name__, self, "weight", iterations, "spatial", None)
 
     def reset_parameters(self) -> None:
         """An orthogonal weight; with at least as many outputs as inputs rescaling leaves it as it is."""
@@ -50,6 +52,7 @@ class SRLinear(nn.Linear):
         delta_orthogonal_(_original(self))
 
 
+@names_itself
 class _SRConv(nn.modules.conv._ConvNd):
     """What the three convolutions share: the arguments of torch's layer, and those of the rescaling by name."""
 
@@ -73,7 +76,7 @@ class _SRConv(nn.modules.conv._ConvNd):
     ) -> None:
         geometry: Any = (kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
         super().__init__(in_channels, out_channels, *geometry)
-        spectral_rescaling(self, iterations=iterations, form=form, input_size=input_size)
+        register_rescaling(type(self).__name__, self, "weight", iterations, form, input_size)
 
     def reset_parameters(self) -> None:
         """An orthogonal matrix at the central tap of each group.

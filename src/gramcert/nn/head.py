@@ -4,10 +4,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from gramcert.arguments import widened
 from gramcert.bounds.gram import positive
 from gramcert.certified.margins import radii
 from gramcert.exact import exact, float_up
-from gramcert.geometry.convolution import full_weight
+from gramcert.nn.layer import names_itself
 
 
 class UnitRows(nn.Module):
@@ -15,7 +16,7 @@ class UnitRows(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Each row divided by its length."""
-        full = full_weight(weight)
+        full = widened(weight)
         # Divided by the largest entry first: squares neither overflow nor vanish.
         full = full / positive(full.detach().abs().amax(1, keepdim=True))
         return (full / positive(torch.linalg.vector_norm(full, dim=1, keepdim=True))).to(weight.dtype)
@@ -25,6 +26,7 @@ class UnitRows(nn.Module):
         return weight
 
 
+@names_itself
 class NormalizedLinear(nn.Linear):
     r"""A linear layer with rows of length 1: each output is 1-Lipschitz, and f_i - f_j is ‖w_i - w_j‖-Lipschitz.
 
@@ -37,11 +39,10 @@ class NormalizedLinear(nn.Linear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        *,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        super().__init__(in_features, out_features, bias, device, dtype)
         parametrize.register_parametrization(self, "weight", UnitRows())
 
     def radius(self, logits: Tensor, lipschitz: float = 1.0) -> Tensor:

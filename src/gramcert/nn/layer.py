@@ -1,13 +1,17 @@
 """What the layers of this package share: a check of the input, a computation that can be traced, a description."""
 
 import abc
-from typing import Any
+import functools
+import re
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gramcert.nn.outline import Outline
 from gramcert.operators.graph import Variable
+
+T = TypeVar("T")
 
 
 class Layer(nn.Module, abc.ABC):
@@ -60,6 +64,27 @@ class Layer(nn.Module, abc.ABC):
 
 class _Tracer(torch.fx.Tracer):
     traced_func_name = "compute"
+
+
+def names_itself(kind: type[T]) -> type[T]:
+    """For a class of layers: errors about its arguments begin with its name, also those that Python or torch raise."""
+    made = kind.__init__
+
+    @functools.wraps(made)
+    def init(self: T, *arguments: Any, **options: Any) -> None:
+        try:
+            made(self, *arguments, **options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise _with_name(type(self).__name__, error) from None
+
+    kind.__init__ = init  # type: ignore[assignment]
+    return kind
+
+
+def _with_name(name: str, error: Exception) -> Exception:
+    # What Python finds, it says of the class where the function was written, which may be a private one.
+    said = re.sub(r"^\w+(?=\.__init__\(\))", name, str(error))
+    return type(error)(said if said.startswith(name) else f"{name}: {said}")
 
 
 def expected(layer: nn.Module, what: str, x: Any) -> ValueError:

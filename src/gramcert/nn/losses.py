@@ -20,7 +20,7 @@ class OffsetCrossEntropy(nn.Module):
 
     def __init__(self, offset: float = 1.5 * math.sqrt(2), temperature: float = 0.25) -> None:
         super().__init__()
-        self.offset = offset
+        self.offset = _number(self, "offset", offset)
         self.temperature = _positive(self, "temperature", temperature)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -66,11 +66,11 @@ class LogitAnnealing(nn.Module):
 
     def __init__(self, offset: float = 1.5 * math.sqrt(2), temperature: float = 0.25, power: float = 5.0) -> None:
         super().__init__()
-        self.offset = offset
+        self.offset = _number(self, "offset", offset)
         self.temperature = _positive(self, "temperature", temperature)
+        self.power = _number(self, "power", power)
         if power < 0:
             raise ValueError(f"LogitAnnealing(power={power}): expected a number that is not negative")
-        self.power = power
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over the batch."""
@@ -106,7 +106,13 @@ def _check(logits: Tensor, labels: Tensor) -> None:
         )
 
 
+def _number(loss: nn.Module, name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{type(loss).__name__}({name}={value!r}): expected a finite number")
+    return value
+
+
 def _positive(loss: nn.Module, name: str, value: float) -> float:
-    if not (value > 0 and math.isfinite(value)):
+    if not _number(loss, name, value) > 0:
         raise ValueError(f"{type(loss).__name__}({name}={value}): expected a positive number")
     return value

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramcert.arguments import Sizes, axis_sizes
-from gramcert.nn.layer import Layer, expected
+from gramcert.nn.layer import Layer, expected, names_itself
 from gramcert.nn.outline import Outline
 from gramcert.operators.graph import Variable
 from gramcert.operators.rules import windows_per_place
@@ -18,15 +18,14 @@ from gramcert.rounding import root_up
 _MEAN: tuple[Any, ...] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 
 
+@names_itself
 class _Pool(Layer):
     """Windows of ``kernel_size`` taps at steps of ``stride``, without padding; one int per axis."""
 
     def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, *, axes: int = 2) -> None:
         super().__init__()
         name = type(self).__name__
-        self.axes = axis_sizes(name, "axes", axes, 1)[0]
-        if self.axes > 3:
-            raise ValueError(f"{name}(axes={axes}): expected 1 to 3")
+        self.axes = _checked_axes(name, axes)
         self.kernel_size = axis_sizes(name, "kernel_size", kernel_size, self.axes, what=name)
         self.stride = self.kernel_size
         if stride is not None:
@@ -85,7 +84,7 @@ class ScaledAvgPool(_Pool):
         return self.means(x) * self.factor
 
 
-class L2Pool(_Pool):
+class ScaledL2NormPool(_Pool):
     """The Euclidean length of each window, divided by √m where places are in m windows. Its gradient at 0 is 0.
 
     Args:
@@ -111,7 +110,7 @@ class Subsample(Layer):
 
     def __init__(self, stride: Sizes, *, axes: int = 2) -> None:
         super().__init__()
-        self.axes = axis_sizes("Subsample", "axes", axes, 1)[0]
+        self.axes = _checked_axes("Subsample", axes)
         self.stride = axis_sizes("Subsample", "stride", stride, self.axes, what="Subsample")
 
     def check(self, x: Tensor) -> None:
@@ -126,6 +125,13 @@ class Subsample(Layer):
     def extra_repr(self) -> str:
         """For printing."""
         return f"stride={self.stride}"
+
+
+def _checked_axes(name: str, axes: int) -> int:
+    count = axis_sizes(name, "axes", axes, 1)[0]
+    if count > 3:
+        raise ValueError(f"{name}(axes={count}): expected 1 to 3")
+    return count
 
 
 def root_float32(square: Fraction) -> float:

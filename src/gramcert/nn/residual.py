@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, checked_iterations, require_finite
+from gramcert.arguments import Sizes, axis_sizes, checked_iterations, require_finite, widened
 from gramcert.bounds.gram import positive
 from gramcert.bounds.layer import norm2
-from gramcert.geometry.convolution import Convolution, full_weight
+from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.recognition import require_known
-from gramcert.nn.layer import expected
+from gramcert.nn.layer import expected, names_itself
 from gramcert.nn.outline import Outline
 from gramcert.operators import elementwise
 from gramcert.operators.graph import Variable
@@ -80,7 +80,7 @@ class _Residual(nn.Module):
 
         R of W/s is s·R, whatever the scale s. Computed so, nothing overflows: R² alone might.
         """
-        weight = full_weight(self.weight)
+        weight = widened(self.weight)
         scale = largest_entry(type(self).__name__, weight)
         moderate = weight / scale
         squares = self._factors(moderate).square()
@@ -93,7 +93,7 @@ class _Residual(nn.Module):
         if self.rescaling == "sn":
             norm = norm2(inner, self.input_size, self.iterations)
             return torch.where(norm == 0, 0.0, 1 / positive(norm)).expand(len(self.bias))
-        q = None if self.log_q is None else torch.exp(full_weight(self.log_q).clamp(-LARGEST_LOG_Q, LARGEST_LOG_Q))
+        q = None if self.log_q is None else torch.exp(widened(self.log_q).clamp(-LARGEST_LOG_Q, LARGEST_LOG_Q))
         name = type(self).__name__
         return convolution_rescaling(
             inner, self.iterations, q=q, form=self.form, input_size=self.input_size, side="output", call=name
@@ -109,8 +109,8 @@ class _Residual(nn.Module):
         require_known(call, self.activation, type(self.activation))
         _checked(call, self.activation)
         with torch.no_grad():
-            inner = self._convolution(full_weight(self.weight.detach()))
-            outer = full_weight(self.outer_weight()).reshape(inner.kernel.shape)
+            inner = self._convolution(widened(self.weight.detach()))
+            outer = widened(self.outer_weight()).reshape(inner.kernel.shape)
         for weight in (inner.kernel, outer):
             require_finite(call, type(self).__name__, weight)
         return outline.layer(x, ResidualLayer(inner, outer, None))
@@ -123,6 +123,7 @@ class _Residual(nn.Module):
         return f"{shape}, rescaling={self.rescaling!r}, iterations={self.iterations}, form={self.form!r}{size}"
 
 
+@names_itself
 class SLLLinear(_Residual):
     r"""x ↦ x - 2WR²φ(Wᵀx + b) on vectors.
 
@@ -176,6 +177,7 @@ class SLLLinear(_Residual):
         return _plain(self, inner, outer, self.outer_weight().mT)
 
 
+@names_itself
 class _ResidualConv(_Residual):
     """x ↦ x - 2WR²φ(Wᵀx + b) on images; zero padding, stride 1."""
 

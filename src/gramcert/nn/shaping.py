@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramcert.arguments import axis_sizes, can_be_read
-from gramcert.nn.layer import Layer, expected
+from gramcert.nn.layer import Layer, expected, names_itself
 from gramcert.nn.outline import Outline
 from gramcert.operators.graph import Variable
 
@@ -39,6 +39,7 @@ class PadChannels(Layer):
         return f"channels={self.channels}"
 
 
+@names_itself
 class Shift(Layer):
     """Adds a constant to each channel, such as minus the mean of the data; nothing is divided.
 
@@ -73,7 +74,8 @@ class Shift(Layer):
         return ", ".join(f"{value:.4g}" for value in self.values.tolist())
 
 
-class Centering(Layer):
+@names_itself
+class LayerCentering(Layer):
     """Subtracts from each channel its mean over the places of the image, and adds a trainable bias: a projection.
 
     What layer normalisation is without the division, which has no bounded constant.
@@ -84,7 +86,7 @@ class Centering(Layer):
 
     def __init__(self, channels: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.channels = axis_sizes("Centering", "channels", channels, 1)[0]
+        self.channels = axis_sizes("LayerCentering", "channels", channels, 1)[0]
         self.bias = nn.Parameter(torch.zeros(self.channels, device=device, dtype=dtype))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -106,6 +108,7 @@ class Centering(Layer):
         return f"channels={self.channels}"
 
 
+@names_itself
 class BatchCentering(Layer):
     """Subtracts from each channel its mean over the batch, in evaluation a running mean, and adds a trainable bias.
 

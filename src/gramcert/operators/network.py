@@ -1,14 +1,12 @@
 """A network measured here and now: for whoever needs its constant and not a report."""
 
 import warnings
-from collections.abc import Callable
 
 from gramcert.certified.deployed import TOLERANCES
 from gramcert.operators.graph import Graph
 from gramcert.operators.measurement import Measured, Measurement
 from gramcert.operators.propagation import Followed, Follower, Plan
-
-Progress = Callable[[int, int], None]
+from gramcert.progress import Report, silent
 
 
 class Network:
@@ -18,7 +16,7 @@ class Network:
         self,
         call: str,
         graph: Graph,
-        report: Progress = lambda done, total: None,
+        report: Report = silent,
         *,
         is_measured: bool = True,
     ) -> None:
@@ -33,7 +31,7 @@ class Network:
                 name, known = self.plan.graph.nodes[step.nodes[-1]].label, f"at most {found.upper:.6g}"
                 warnings.warn(f"{call}({name}): its norm is only known to be {known}; {found.stopped}", stacklevel=4)
             self._measured[step.measurement] = found
-            report(done, len(steps))
+            report("layers", done, len(steps))
 
     def require_bounded(self, call: str) -> None:
         """Refuse a network that is known to have no constant."""

@@ -24,7 +24,7 @@ from gramcert.arguments import (
     axis_sizes,
     can_be_read,
     checked_iterations,
-    require_dense,
+    checked_matrix,
     require_finite,
     values_to_check,
 )
@@ -32,7 +32,7 @@ from gramcert.bounds.autograd import full_precision
 from gramcert.bounds.gram import positive
 from gramcert.bounds.transfer import sampling_factor
 from gramcert.geometry.axis import layer_axes
-from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight, full_weight
+from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
 from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
 from gramcert.geometry.symbol import FrequencyGrid
 from gramcert.rescaling.frequency import largest_row_sums
@@ -207,16 +207,16 @@ def _description(call: str, layer: nn.Module | Convolution | Tensor) -> Convolut
     if isinstance(layer, nn.Linear):
         layer = effective_weight(call, layer, nn.Linear)
     if isinstance(layer, Tensor):
-        require_dense(call, "layer", layer)
-        if layer.dim() != 2:
-            raise ValueError(f"{call}(layer): expected a matrix (outputs, inputs), got shape {tuple(layer.shape)}")
-        return Convolution(full_weight(layer)[:, :, None])
+        matrix = checked_matrix(call, layer)
+        if matrix.is_complex():
+            raise TypeError(f"{call}(layer): expected a real matrix, got {matrix.dtype}")
+        return Convolution(matrix[:, :, None])
     if not isinstance(layer, (Convolution, *LAYERS)):
         raise TypeError(
             f"{call}(layer): cannot rescale {type(layer).__name__}; expected Linear, a Conv or ConvTranspose layer, a "
             f"gramcert.Convolution or a matrix"
         )
-    return Convolution.of(layer)
+    return Convolution.of(layer, call=call)
 
 
 def largest_entry(call: str, weight: Tensor) -> Tensor:

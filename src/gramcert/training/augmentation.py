@@ -4,11 +4,15 @@ Each image has its own random numbers, all drawn from one generator for the whol
 (that of one process) is changed exactly as it would be in the whole.
 """
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
+
+from gramcert.training.strict import STRICT, one_sentence
 
 # Weights of red, green and blue in what counts as grey (ITU-R BT.601).
 _GREY = (0.299, 0.587, 0.114)
@@ -16,7 +20,19 @@ _GREY = (0.299, 0.587, 0.114)
 _NUMBERS = 7  # drawn per image: two places of the crop, the flip, four colours
 
 
-@dataclass(frozen=True)
+def increasing(pair: tuple[float, float]) -> tuple[float, float]:
+    """The same two numbers, if the second is not below the first."""
+    if pair[0] > pair[1]:
+        raise ValueError("expected two increasing numbers")
+    return pair
+
+
+# Lowest and highest.
+Factor = Annotated[float, Field(ge=0)]
+Factors = Annotated[tuple[Factor, Factor], AfterValidator(increasing)]
+
+
+@dataclass(frozen=True, config=STRICT)
 class Augmentation:
     """What is done to training images, in this order; the defaults do nothing, and grey images have no colours.
 
@@ -29,12 +45,12 @@ class Augmentation:
         hue: largest turn of the hue either way, in parts of the full circle.
     """
 
-    crop: int = 0
+    crop: Annotated[int, Field(ge=0)] = 0
     flip: bool = False
-    brightness: tuple[float, float] = (1.0, 1.0)
-    contrast: tuple[float, float] = (1.0, 1.0)
-    saturation: tuple[float, float] = (1.0, 1.0)
-    hue: float = 0.0
+    brightness: Factors = (1.0, 1.0)
+    contrast: Factors = (1.0, 1.0)
+    saturation: Factors = (1.0, 1.0)
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
 
     def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
         """Images in [0, 1], shape (batch, channels, height, width); numbers from :func:`draw`, one row per image."""
@@ -54,6 +70,9 @@ class Augmentation:
         if self.hue:
             images = _turned(images, _between((-self.hue, self.hue), numbers[:, 6]))
         return images
+
+
+Augmentation.__init__ = one_sentence(Augmentation)(Augmentation.__init__)  # type: ignore[method-assign]
 
 
 def draw(count: int, generator: torch.Generator) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.files import locked, open_lock, opened_safetensors, remove_unfinished, write_atomically
-from gramcert.training.configuration import Configuration, from_json
+from gramcert.training.configuration import Configuration, from_file, from_json
 from gramcert.training.networks import build
 
 STATE, MODEL, METRICS, CONFIGURATION = "state.safetensors", "model.safetensors", "metrics.jsonl", "configuration.json"
@@ -31,7 +31,7 @@ _LOCK = ".lock"
 @contextmanager
 def claimed(folder: Path, configuration: Configuration) -> Iterator[None]:
     """The folder is this run's alone; one of another configuration, or in use by another process, is refused."""
-    call = f"train(out={folder})"
+    call = f"train(folder={folder})"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _require_own(call, folder)  # before anything is written
@@ -45,7 +45,7 @@ def claimed(folder: Path, configuration: Configuration) -> Iterator[None]:
         path = folder / CONFIGURATION
         if not path.exists():
             write_atomically(path, configuration.to_json().encode())
-        other = from_json(path.read_text())
+        other = from_file(path)
         if other != configuration:
             fields = [f.name for f in dataclasses.fields(other)]
             changed = [name for name in fields if getattr(other, name) != getattr(configuration, name)]
@@ -157,7 +157,8 @@ class Trained:
         path: what ``gramcert train`` wrote, or the ``model.safetensors`` in it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
         file = path / MODEL if path.is_dir() else path
         if not file.is_file():
             raise ValueError(f"{path}: expected a folder of `gramcert train` with a finished {MODEL}")

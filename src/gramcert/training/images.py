@@ -82,17 +82,17 @@ class Images:
         if holdout:
             if not 0 < holdout < len(train):
                 raise ValueError(
-                    f"configuration(holdout={holdout}): expected less than the {len(train)} training images"
+                    f"Configuration(holdout={holdout}): expected less than the {len(train)} training images"
                 )
             train, test = train[: len(train) - holdout], train[len(train) - holdout :]
         if images is not None:
             if not 0 < images <= len(train):
-                raise ValueError(f"configuration(images={images}): expected at most the {len(train)} training images")
+                raise ValueError(f"Configuration(images={images}): expected at most the {len(train)} training images")
             train = train[:images]
         return replace(self, train=train, test=test)
 
 
-def load_images(dataset: str, path: Path | None) -> Images:
+def load_images(dataset: str, path: str | Path | None = None) -> Images:
     """The set of that name; all but ``digits`` are read from a path.
 
     Args:
@@ -106,6 +106,7 @@ def load_images(dataset: str, path: Path | None) -> Images:
         raise ValueError(f"load_images(dataset={dataset!r}): expected one of {', '.join(DATASETS)}")
     if path is None:
         raise ValueError(f"{dataset}: the path of its images is needed (--data, or GRAMCERT_DATA in the environment)")
+    path = Path(path)
     train, test, classes = read_folder(path) if dataset == "folder" else read_cifar(path, dataset)
     return Images(Labelled(*train), Labelled(*test), classes)
 

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from gramcert.nn.head import NormalizedLinear
 from gramcert.nn.losses import LogitAnnealing, OffsetCrossEntropy
+from gramcert.progress import Report, silent
 from gramcert.training.augmentation import draw
 from gramcert.training.checkpoints import (
     MODEL,
@@ -23,7 +23,7 @@ from gramcert.training.checkpoints import (
     save_model,
     save_state,
 )
-from gramcert.training.configuration import Configuration
+from gramcert.training.configuration import Configuration, named
 from gramcert.training.images import Images, Labelled
 from gramcert.training.metrics import Metrics
 from gramcert.training.networks import build
@@ -42,23 +42,13 @@ LEAST_SHARE = 20
 REPORT_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
-class Step:
-    """Where a run is, for whoever shows it; the mean loss of the epoch so far, and the record of one that has ended."""
-
-    step: int
-    steps: int
-    epoch: int
-    loss: float | None
-    record: dict[str, Any] | None = None
-
-
 def train(
-    configuration: Configuration,
+    configuration: Configuration | str,
     images: Images,
-    folder: Path,
+    folder: str | Path,
     *,
-    report: Callable[[Step], None] = lambda step: None,
+    report: Report = silent,
+    on_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
     checkpoint_seconds: float = 30.0,
 ) -> list[dict[str, Any]]:
     """Train, or go on with a run that was stopped, until the finished network is in ``folder``.
@@ -69,16 +59,20 @@ def train(
     processes share each batch.
 
     Args:
-        configuration: what to train.
-        images: on what.
+        configuration: what to train, or the name of one; see :mod:`gramcert.training.configuration`.
+        images: on what; see :func:`gramcert.training.images.load_images`.
         folder: for the state, the metrics and the network; a folder with a run of another configuration is an error.
-        report: called a few times a second and after each epoch, in the first process only.
+        report: told the epoch and its mean loss so far, the steps that are done, and of how many; a few times a second
+            and after each epoch, in the first process only.
+        on_epoch: called with the record of each epoch that has ended, there too.
         checkpoint_seconds: least time between two states on disk, longer where saving itself takes long; each epoch
             ends with one in any case. 0 saves after every step.
 
     Returns:
-        One record per epoch.
+        One record per epoch: step, learning rate, mean loss and, where it was evaluated, clean accuracy and estimates
+        of the certified one. The network is ``gramcert.training.checkpoints.Trained(folder).model``.
     """
+    configuration, folder = _checked(configuration, images, folder)
     with ExitStack() as stack:
         engine = stack.enter_context(_engine(configuration))
         images = images.limited(configuration.images, configuration.holdout)
@@ -94,7 +88,7 @@ def train(
         state = load_state(folder, network, adam, steps)
         facts = fresh if state is None else state
         if facts.get("images") != fresh["images"]:
-            raise ValueError(f"train(out={folder}): its run was begun with other images; choose another folder")
+            raise ValueError(f"train(folder={folder}): its run was begun with other images; choose another folder")
         _require_same_step(engine, facts["step"])
         model, optimizer = engine.prepare(network, adam)
         loss = _loss(configuration)
@@ -102,7 +96,7 @@ def train(
         step, total = facts["step"], torch.tensor(facts["loss"], dtype=torch.float64, device=engine.device)
         took = 0.0  # by the last saving, which must not take all the time of large networks
         if engine.is_main_process:
-            report(Step(step, steps, min(step // batches.per_epoch + 1, configuration.epochs), None, None))
+            report(_epoch_of(configuration, min(step // batches.per_epoch + 1, configuration.epochs)), step, steps)
         with Metrics(folder, step, steps) if engine.is_main_process else nullcontext() as metrics:
             while step < steps:
                 epoch, place = divmod(step, batches.per_epoch)
@@ -130,12 +124,31 @@ def train(
                     took = saved - begun
                 if record is not None or time.monotonic() - reported > REPORT_SECONDS:
                     reported = time.monotonic()
-                    report(Step(step, steps, epoch + 1, float(total) / (place + 1), record))
+                    mean = float(total) / (place + 1)
+                    report(f"{_epoch_of(configuration, epoch + 1)}, loss {mean:.4f}", step, steps)
+                if record is not None:
+                    on_epoch(record)
         if engine.is_main_process and not (folder / MODEL).exists():
             done = {"seconds": facts["seconds"], "steps": steps, "processes": engine.num_processes}
             save_model(folder, network, configuration, images.shape, images.classes, done)
         engine.wait_for_everyone()
     return [] if metrics is None else metrics.records
+
+
+def _checked(configuration: Configuration | str, images: Images, folder: str | Path) -> tuple[Configuration, Path]:
+    """What a caller passed, if it is of the right kind."""
+    found = named(configuration) if isinstance(configuration, str) else configuration
+    if not isinstance(found, Configuration):
+        raise TypeError(f"train(configuration): expected a Configuration or its name, got {type(found).__name__}")
+    if not isinstance(images, Images):
+        raise TypeError(f"train(images): expected Images, as load_images gives them, got {type(images).__name__}")
+    if not isinstance(folder, (str, Path)):
+        raise TypeError(f"train(folder): expected a path, got {type(folder).__name__}")
+    return found, Path(folder)
+
+
+def _epoch_of(configuration: Configuration, epoch: int) -> str:
+    return f"epoch {epoch:{len(str(configuration.epochs))}}/{configuration.epochs}"
 
 
 def _update(

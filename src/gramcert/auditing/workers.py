@@ -9,9 +9,7 @@ import torch
 
 from gramcert.auditing.cache import Cache
 from gramcert.operators.measurement import Measured, Measurement
-
-# Told how many measurements are made, of how many, and what is measured now.
-Report = Callable[[int, int, str], None]
+from gramcert.progress import Report, silent
 
 
 def measure_all(
@@ -21,7 +19,7 @@ def measure_all(
     *,
     jobs: int = 1,
     max_seconds: float | None = None,
-    report: Report | None = None,
+    report: Report = silent,
 ) -> dict[str, Measured]:
     """The results by the keys of the measurements. Interrupted, it leaves in the cache what was finished."""
     found: dict[str, Measured] = {}
@@ -43,8 +41,7 @@ def measure_all(
             cache.put(key, measured)
 
     def tell(name: str) -> None:
-        if report is not None:
-            report(len(found), total, name)
+        report(name, len(found), total)
 
     if jobs > 1 and len(open_ones) > 1:
         _in_processes(open_ones, tol, max_seconds, jobs, keep, tell)

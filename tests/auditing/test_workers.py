@@ -9,7 +9,7 @@ from torch import nn
 import gramcert
 from auditing_networks import residual_network
 from gramcert.auditing.cache import Cache
-from gramcert.auditing.running import measure_all
+from gramcert.auditing.workers import measure_all
 from gramcert.operators.linear import AxisMatrix
 from gramcert.operators.measurement import Measured, Norm
 
@@ -19,7 +19,7 @@ SHAPE = (3, 8, 8)
 
 
 def test_an_interrupted_audit_keeps_what_was_measured(tmp_path):
-    def interrupt(done, total, name):
+    def interrupt(name, done, total):
         if done == 2:
             raise KeyboardInterrupt("after two")
 

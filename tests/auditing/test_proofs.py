@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import gramcert
 from gramcert import Convolution
-from gramcert.auditing import checking
+from gramcert.auditing import proofs
 from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale
 from reference import dense_norm, sigma
 
@@ -45,11 +45,11 @@ def test_proofs_succeed_above_the_norm_and_never_below(case):
     layer, size = case
     truth = float(dense_norm(layer, size))
     linear = Convolve((1, layer.in_channels, *size), layer)
-    assert checking.proves_below(linear, truth * (1 + 1e-6)).proved
+    assert proofs.proves_below(linear, truth * (1 + 1e-6)).proved
     if truth == 0:
         return
     for share in (1 - 1e-6, 0.9, 0.1):
-        assert not checking.proves_below(linear, truth * share).proved
+        assert not proofs.proves_below(linear, truth * share).proved
 
 
 @given(layers())
@@ -58,7 +58,7 @@ def test_each_test_alone_never_proves_too_much(case):
     layer, size = case
     truth = float(dense_norm(layer, size))
     linear = Convolve((1, layer.in_channels, *size), layer)
-    tests = (checking._by_cells, checking._by_grids, checking._by_matrices) if truth > 0 else ()
+    tests = (proofs._by_cells, proofs._by_grids, proofs._by_matrices) if truth > 0 else ()
     for test in tests:
         assert not test(linear, truth * (1 - 1e-6)).proved
 
@@ -67,9 +67,9 @@ def test_each_test_alone_never_proves_too_much(case):
 def test_matrices_are_proved_by_balls_or_factorisations(order):
     matrix = torch.randn(order, order + 5, generator=torch.Generator().manual_seed(order), dtype=torch.float64)
     linear, truth = AxisMatrix((order + 5,), matrix, 0), float(sigma(matrix))
-    assert checking.proves_below(linear, truth * (1 + 1e-9)).proved
-    assert not checking.proves_below(linear, truth * (1 - 1e-9)).proved
-    assert not checking.proves_below(AxisMatrix((order + 5,), matrix, 0, truth * 1e-3), truth * (1 + 1e-9)).proved
+    assert proofs.proves_below(linear, truth * (1 + 1e-9)).proved
+    assert not proofs.proves_below(linear, truth * (1 - 1e-9)).proved
+    assert not proofs.proves_below(AxisMatrix((order + 5,), matrix, 0, truth * 1e-3), truth * (1 + 1e-9)).proved
 
 
 @pytest.mark.usefixtures("threads")
@@ -80,17 +80,17 @@ def test_larger_layers_are_proved_by_bands_and_frequencies(size):
     enclosure = gramcert.spectral_norm(layer, size, tol=1e-8)
     linear = Convolve((1, 5, *size), layer)
     supremum = gramcert.spectral_norm(layer).upper
-    assert checking._by_cells(linear, supremum * (1 + 1e-3)).proved
-    assert not checking._by_cells(linear, enclosure.lower).proved
-    assert checking._by_matrices(linear, enclosure.upper * (1 + 1e-7)).method == "banded Cholesky factorisation"
-    assert checking._by_matrices(linear, enclosure.upper * (1 + 1e-7)).proved
-    assert not checking._by_matrices(linear, enclosure.lower * (1 - 1e-9)).proved
+    assert proofs._by_cells(linear, supremum * (1 + 1e-3)).proved
+    assert not proofs._by_cells(linear, enclosure.lower).proved
+    assert proofs._by_matrices(linear, enclosure.upper * (1 + 1e-7)).method == "banded Cholesky factorisation"
+    assert proofs._by_matrices(linear, enclosure.upper * (1 + 1e-7)).proved
+    assert not proofs._by_matrices(linear, enclosure.lower * (1 - 1e-9)).proved
 
 
 def test_moves_and_factors_are_counted():
     repeated = Move((3,), torch.tensor([1, 1, 2, 0]))
-    assert checking.proves_below(repeated, math.nextafter(math.sqrt(2), 2)).proved
-    assert not checking.proves_below(repeated, 1.414).proved
+    assert proofs.proves_below(repeated, math.nextafter(math.sqrt(2), 2)).proved
+    assert not proofs.proves_below(repeated, 1.414).proved
     factors = Scale((3,), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
-    assert checking.proves_below(factors, 2.0).proved
-    assert not checking.proves_below(factors, math.nextafter(2.0, 1)).proved
+    assert proofs.proves_below(factors, 2.0).proved
+    assert not proofs.proves_below(factors, math.nextafter(2.0, 1)).proved
