@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +93,20 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise BadFile("reading it needs the extra: pip install 'gramcert[safetensors]'") from None
     tensors: dict[str, Tensor] = load_file(path)
     return tensors
+
+
+def read_npy(path: Path) -> Tensor:
+    """The array in a ``.npy`` file.
+
+    It is mapped, so that a header which promises more than the file holds is refused before memory is taken; the
+    format's own reader refuses Python objects.
+    """
+    array = np.lib.format.open_memmap(path, mode="r")
+    native = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    try:
+        return torch.from_numpy(native)
+    except TypeError:
+        raise BadFile(f"expected real numbers, got an array of {array.dtype}") from None
 
 
 def read_torch(path: Path) -> Tensor | dict[str, Tensor]:

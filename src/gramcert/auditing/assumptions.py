@@ -17,7 +17,7 @@ def assumptions(graph: Graph, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Of an audit of this graph, for inputs of this shape without the batch."""
     names = [node.operation.name for node in graph.nodes.values() if isinstance(node.operation, Nonlinear)]
     assumed = dict.fromkeys(TABLE[name].assumed for name in names if name in TABLE and TABLE[name].assumed)
-    return (*ABOUT, _about_batch(graph, shape), *ASSUMPTIONS, *assumed, *_about_types(graph))
+    return (*ABOUT, _about_batch(graph, shape), *_about_fixed(graph), *ASSUMPTIONS, *assumed, *_about_types(graph))
 
 
 def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
@@ -27,6 +27,17 @@ def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
     if count > 1:
         return f"the model takes {count} examples at a time, and the constant is about all of them as one input"
     return "the model is given one example at a time; what it does across the examples of a larger batch is not in it"
+
+
+def _about_fixed(graph: Graph) -> list[str]:
+    """What the other inputs of the model are, about which the constant says nothing."""
+    operation = _input(graph).operation
+    assert isinstance(operation, Input)
+    return [
+        f"its input {name} is fixed to {value}, and the constant holds for this value alone; what the model computes "
+        "from it without the other input is taken as torch computes it on a CPU"
+        for name, value in operation.fixed
+    ]
 
 
 def _input(graph: Graph) -> Node:

@@ -117,7 +117,8 @@ class Translator(Context):
                 if not isinstance(self.b.node(x).operation, Unbounded):  # whose type is not known
                     self.types.setdefault(x.name, self._type_after(call, values))
             self._bind(call, result)
-        for name in self.program.outputs:
+        names = self.program.output_names or self.program.outputs
+        for name, shown in zip(self.program.outputs, names, strict=True):
             value = self._read(name)
             if self.changes:
                 value = Opaque(f"{self.changes[0]}: it changes its own parameters or buffers when it is called")
@@ -127,7 +128,7 @@ class Translator(Context):
                 inputs = tuple(self._values[name] for name in shapes if isinstance(self._values[name], Variable))
                 reason = value.reason if isinstance(value, Opaque) else "a result that is not a tensor"
                 value = self.b.unbounded(inputs, (), reason)
-            self.b.output(name, value)
+            self.b.output(shown, value)
         return self.b.graph
 
     def _type_after(self, call: Call, values: dict[str, Any]) -> torch.dtype:
