@@ -12,6 +12,9 @@ ABOUT = (
     "it bounds ‖f(x) - f(y)‖ by L·‖x - y‖ in the l2 norm for all x and y of this shape, not only for images",
 )
 
+# How what is said about fixed inputs begins, and nothing else.
+FIXED = "the input "
+
 
 def assumptions(graph: Graph, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Of an audit of this graph, for inputs of this shape without the batch."""
@@ -33,10 +36,12 @@ def _about_fixed(graph: Graph) -> list[str]:
     """What the other inputs of the model are, about which the constant says nothing."""
     operation = _input(graph).operation
     assert isinstance(operation, Input)
+    if not operation.fixed:
+        return []
     return [
-        f"its input {name} is fixed to {value}, and the constant holds for this value alone; what the model computes "
-        "from it without the other input is taken as torch computes it on a CPU"
-        for name, value in operation.fixed
+        *(f"{FIXED}{name} is fixed to {value}" for name, value in operation.fixed),
+        "the constant is about the remaining input, with those that are fixed at these values alone; what the model "
+        "computes from them without it is taken as torch computes it on a CPU",
     ]
 
 

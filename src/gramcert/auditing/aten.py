@@ -57,6 +57,14 @@ CONSTANT = _words(
     "logical_and logical_or sin cos _weight_norm _weight_norm_interface var std softmax _softmax log_softmax eye "
     "new_zeros new_ones new_full"
 )
+# The same of whole networks, whose inputs may be fixed.
+CONSTANT |= _words(
+    "linear addmm baddbmm conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d embedding "
+    "layer_norm native_layer_norm group_norm batch_norm rms_norm silu gelu elu selu celu leaky_relu hardtanh relu6 "
+    "hardswish hardsigmoid softplus mish prelu log_sigmoid erf expm1 log1p tan atan sinh cosh cumsum masked_fill max min "
+    "any all bitwise_not bitwise_and bitwise_or logical_xor avg_pool1d avg_pool2d max_pool2d adaptive_avg_pool2d pad "
+    "constant_pad_nd dropout alpha_dropout feature_dropout feature_alpha_dropout ceil round sign isnan isinf one_hot"
+)
 SAME = _words(
     "dropout alpha_dropout feature_dropout feature_alpha_dropout clone contiguous to _to_copy type_as "
     "lift_fresh_copy lift_fresh lift detach_copy"
@@ -215,6 +223,7 @@ class Translator(Context):
             known = all(isinstance(value, int) for value in values) and len(values) == 2
             return _INTEGERS[arguments.target](*values) if known else Opaque(f"{arguments.op} of sizes")
         allowed = arguments.op in CONSTANT | VIEWS | COPIES | SPLITS and not arguments.in_place
+        allowed &= not (arguments.get("train", False) or arguments.get("training", False))
         if not allowed or not arguments.target.startswith("aten."):
             return Opaque(f"{arguments.op}: computed from constants by an operator that is not known")
         for value in arguments.values.values():

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gramcert.auditing.fixing import Fix, Passed, noted
+from gramcert.auditing.fixing import Fix, Passed, in_words, noted
 from gramcert.auditing.program import Program
 from gramcert.auditing.returned import Unnamed, named_tensors, return_named
 from gramcert.auditing.state import kept
@@ -74,7 +74,10 @@ def _first_result(call: str, called: nn.Module, model: nn.Module, passed: Passed
         except Exception as error:  # a model may contain any Python code
             first = (str(error).splitlines() or [type(error).__name__])[0]
             hint = _hint(plain_copy(call, model), passed)
-            raise ValueError(f"{call}(input_shape={input_shape}): the model cannot take it{hint}: {first}") from None
+            fixed = "".join(f", {name} = {in_words(value)}" for name, value in passed.fixed.items())
+            beside = f" with{fixed[1:]}" if fixed else ""
+            where = f"{call}(input_shape={input_shape})"
+            raise ValueError(f"{where}: the model cannot take it{beside}{hint}: {first}") from None
 
 
 def _hint(model: nn.Module, passed: Passed) -> str:
