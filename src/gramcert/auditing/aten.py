@@ -59,9 +59,10 @@ CONSTANT = _words(
 )
 # The same of whole networks, whose inputs may be fixed.
 CONSTANT |= _words(
-    "linear addmm baddbmm conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d embedding "
+    "linear addmm baddbmm conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d "
     "layer_norm native_layer_norm group_norm batch_norm rms_norm silu gelu elu selu celu leaky_relu hardtanh relu6 "
-    "hardswish hardsigmoid softplus mish prelu log_sigmoid erf expm1 log1p tan atan sinh cosh cumsum masked_fill max min "
+    "hardswish hardsigmoid softplus mish prelu log_sigmoid erf expm1 log1p tan atan sinh cosh cumsum masked_fill "
+    "max min embedding "
     "any all bitwise_not bitwise_and bitwise_or logical_xor avg_pool1d avg_pool2d max_pool2d adaptive_avg_pool2d pad "
     "constant_pad_nd dropout alpha_dropout feature_dropout feature_alpha_dropout ceil round sign isnan isinf one_hot"
 )
