@@ -119,6 +119,8 @@ def read_torch(path: Path) -> Tensor | dict[str, Tensor]:
         # torch's own message advises to switch the protection off.
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it asks to run {wanted[1]}, which was not done" if wanted else "it is damaged or not weights alone"
+        if "TorchScript" in str(error):
+            reason = "it is TorchScript; save the state_dict of its module, or that module as .pt2 or ONNX"
         raise BadFile(f"torch refused to load it as weights: {reason}") from error
     if isinstance(content, Tensor):
         return content

@@ -71,12 +71,17 @@ SAME = _words(
     "lift_fresh_copy lift_fresh lift detach_copy"
 )
 
+# Reasons that the reader of ONNX gives too.
+EMBEDDING = "an embedding: indices that depend on the input"
+CHOICE = "a choice of entries that depends on the input"
+
 REASONS = {
     "scaled_dot_product_attention": "attention: a product of values that both depend on the input",
     "multi_head_attention_forward": "attention: a product of values that both depend on the input",
     "cond": "control flow that depends on data",
     "while_loop": "control flow that depends on data",
-    "embedding": "an embedding of indices",
+    **dict.fromkeys(("embedding", "embedding_bag"), EMBEDDING),
+    **dict.fromkeys(("masked_select", "index_put", "masked_scatter", "_unique2", "unique_dim"), CHOICE),
     "lstm": "recurrent layers multiply values that depend on the input",
     "gru": "recurrent layers multiply values that depend on the input",
     "glu": "a product of two values that both depend on the input",
@@ -113,6 +118,7 @@ class Translator(Context):
         self._memory = Memory()
         self.changes: list[str] = []  # calls that overwrite parameters or buffers
         self._shapeless: set[str] = set()  # names of nodes whose shape is not known
+        self.remedy = "call .eval() first" if program.is_live else self.remedy
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""
@@ -198,9 +204,7 @@ class Translator(Context):
             return RULES[op](self, arguments)
         if op in SAME:
             if op.endswith("dropout") and arguments.get("train", False) and arguments.number("p", 0.5) > 0:
-                raise Unknown(
-                    "in training mode it is random: put the model in evaluation mode, .eval(), and export it again"
-                )
+                raise Unknown(f"in training mode it is random; {self.remedy}")
             other = arguments.get("other")
             if isinstance(other, Variable) and other.name not in self.types:
                 raise Consequence
@@ -238,12 +242,17 @@ class Translator(Context):
     def _moved(self, arguments: Arguments) -> Variable:
         if isinstance(arguments.get("dtype"), torch.dtype):
             raise Unknown("bits that are read as another type")
-        x, name = arguments.x(), "self" if "self" in arguments.values else "input"
+        name = "self" if "self" in arguments.values else "input"
+        if arguments.op in ("index", "index_select") and not isinstance(arguments.values[name], Variable):
+            raise Unknown(EMBEDDING)
+        x = arguments.x()
         if len(variables_in(arguments.values)) > 1:
             other = arguments.values.get("other")
             if not isinstance(other, Variable):
-                raise Unknown("indices that depend on the input")
+                raise Unknown(CHOICE)
             arguments.values["other"] = torch.empty(other.shape, device="meta")
+        if arguments.op == "index":
+            arguments.values["indices"] = _as_places(arguments.values["indices"])
         kind = "pixel shuffle" if "shuffle" in arguments.op else arguments.op.strip("_")
 
         def move(places: Tensor) -> Tensor:
@@ -319,6 +328,15 @@ class Translator(Context):
                 self._values[member] = Opaque(f"{call.target}: what is written is not followed")
         else:
             self._values[name] = self._values[call.outputs[0]]
+
+
+def _as_places(indices: list[Tensor | None]) -> list[Tensor | None]:
+    """Masks of truth values as the places that they choose, one list for each of their axes."""
+    places: list[Tensor | None] = []
+    for index in indices:
+        is_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+        places += index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
+    return places
 
 
 def _without_tape(call: Call) -> Call:

@@ -20,6 +20,12 @@ from gramcert.operators import rules
 from gramcert.operators.graph import Variable
 from gramcert.operators.rules import Unknown
 
+IN_TRAINING = "batch normalisation in training mode mixes the examples of a batch"
+WITHOUT_STATISTICS = (
+    "batch normalisation that keeps no running statistics (track_running_stats=False) normalises by the batch itself, "
+    "in evaluation mode too"
+)
+
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)
 
@@ -76,9 +82,8 @@ def _times_alpha(t: Context, x: Variable, a: Arguments) -> Variable:
 @rule("batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm")
 def _batch_norm(t: Context, a: Arguments) -> Any:
     if a.get("training", False):
-        raise Unknown(
-            "batch normalisation in training mode mixes the examples of a batch: .eval(), and export it again"
-        )
+        kept = a.values.get("running_mean") is not None
+        raise Unknown(f"{IN_TRAINING}; {t.remedy}" if kept else WITHOUT_STATISTICS)
     mean, variance = a.constant("running_mean"), a.constant("running_var")
     result = rules.batch_norm(t.b, a.x(), a.constant("weight"), mean, variance, a.number("eps", 1e-5))
     result = t.patterns.shifted(result, None)

@@ -5,13 +5,14 @@ import math
 import torch
 from torch import Tensor, nn
 
+from gramcert.auditing.aten_layers import IN_TRAINING, WITHOUT_STATISTICS
 from gramcert.auditing.fixing import Fix, Passed, in_words, noted
 from gramcert.auditing.program import Program
 from gramcert.auditing.returned import Unnamed, named_tensors, return_named
 from gramcert.auditing.state import kept
 from gramcert.auditing.traced import traced
 from gramcert.auditing.whole import of_program, unbounded_graph
-from gramcert.geometry.recognition import UnsteadyWeightError, random_state
+from gramcert.geometry.recognition import UnsteadyWeightError, random_state, require_no_hidden_weight
 from gramcert.nn.baking import plain_copy
 from gramcert.operators.graph import MOST_ENTRIES, BadModel, Graph, Unbounded
 from gramcert.operators.linear import Shape
@@ -23,6 +24,8 @@ _OF_INDICES = (nn.Embedding, nn.EmbeddingBag)
 def of_module(call: str, module: nn.Module, input_shape: Shape, fix: Fix) -> Graph:
     """The graph of a module for inputs of one shape without the batch, with its other inputs fixed."""
     name, shape = type(module).__name__, (1, *input_shape)
+    for part in module.modules():
+        require_no_hidden_weight(call, part)
     try:
         model = plain_copy(call, module)
     except UnsteadyWeightError as error:
@@ -45,8 +48,7 @@ def _of_plain(call: str, name: str, model: nn.Module, passed: Passed, input_shap
     """Of a copy that may be changed, without what this package adds to layers."""
     shape = (1, *input_shape)
     for path, part in model.named_modules():
-        if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and not _is_instance_norm(part):
-            reason = "batch normalisation in training mode mixes the examples of a batch; call .eval() first"
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and (reason := _unsteady(part)):
             return unbounded_graph(path or name, shape, reason)
     called, drawn = plain_copy(call, model), random_state()  # a copy: a model may change when it is called
     result = _first_result(call, called, model, passed, input_shape)
@@ -113,5 +115,9 @@ def _change(called: nn.Module, passed: Passed, program: Program, drawn: object) 
     return "" if traced(called, passed).is_same(program) else "it does something else when it is called again"
 
 
-def _is_instance_norm(module: nn.Module) -> bool:
-    return isinstance(module, torch.nn.modules.instancenorm._InstanceNorm)
+def _unsteady(norm: torch.nn.modules.batchnorm._NormBase) -> str:
+    """Why a normalisation in training mode is no function of one example, if it is none."""
+    if isinstance(norm, torch.nn.modules.instancenorm._InstanceNorm):
+        changes = "instance normalisation in training mode changes its running statistics; call .eval() first"
+        return changes if norm.track_running_stats else ""
+    return WITHOUT_STATISTICS if norm.running_mean is None else f"{IN_TRAINING}; call .eval() first"
