@@ -26,7 +26,7 @@ from gramcert.auditing.program import Call, Program, Ref
 from gramcert.operators import elementwise, rules
 from gramcert.operators.graph import CONSEQUENCE, MOST_ENTRIES, BadModel, Graph, Unbounded, Variable
 from gramcert.operators.linear import Shape
-from gramcert.operators.rules import Consequence, Unknown, reason_of
+from gramcert.operators.rules import CHOICE, EMBEDDING, Consequence, Unknown, reason_of
 
 
 def _words(text: str) -> set[str]:
@@ -71,17 +71,13 @@ SAME = _words(
     "lift_fresh_copy lift_fresh lift detach_copy"
 )
 
-# Reasons that the reader of ONNX gives too.
-EMBEDDING = "an embedding: indices that depend on the input"
-CHOICE = "a choice of entries that depends on the input"
-
 REASONS = {
     "scaled_dot_product_attention": "attention: a product of values that both depend on the input",
     "multi_head_attention_forward": "attention: a product of values that both depend on the input",
     "cond": "control flow that depends on data",
     "while_loop": "control flow that depends on data",
     **dict.fromkeys(("embedding", "embedding_bag"), EMBEDDING),
-    **dict.fromkeys(("masked_select", "index_put", "masked_scatter", "_unique2", "unique_dim"), CHOICE),
+    **dict.fromkeys(("_unique2", "unique_dim"), CHOICE),
     "lstm": "recurrent layers multiply values that depend on the input",
     "gru": "recurrent layers multiply values that depend on the input",
     "glu": "a product of two values that both depend on the input",
@@ -94,6 +90,9 @@ REASONS = {
     **dict.fromkeys(("gt", "lt", "ge", "le", "ne", "isnan", "isinf", "logical_not"), "a comparison jumps"),
     **dict.fromkeys(("argmax", "argmin", "nonzero", "argsort"), "an index jumps"),
 }
+
+# By which argument an operator chooses entries.
+CHOOSING = {"masked_select": "mask", "masked_scatter": "mask", "masked_fill": "mask", "index_put": "indices"}
 
 RULES: dict[str, Rule] = {**aten_layers.RULES, **aten_windows.RULES, **aten_functions.RULES}
 
@@ -116,7 +115,7 @@ class Translator(Context):
         self.program = program
         self._values: dict[str, Any] = dict(program.tensors)
         self._memory = Memory()
-        self.changes: list[str] = []  # calls that overwrite parameters or buffers
+        self.changes: list[str] = []  # why calls overwrite parameters or buffers, or may do so
         self._shapeless: set[str] = set()  # names of nodes whose shape is not known
         self.remedy = "call .eval() first" if program.is_live else self.remedy
 
@@ -136,7 +135,7 @@ class Translator(Context):
         for name, shown in zip(self.program.outputs, names, strict=True):
             value = self._read(name)
             if self.changes:
-                value = Opaque(f"{self.changes[0]}: it changes its own parameters or buffers when it is called")
+                value = Opaque(self.changes[0])
             if not isinstance(value, (Variable, Tensor, int, float, NoneType)):
                 # It may be random, or overwritten by what depends on the input.
                 self.b.at(name, "output", [])
@@ -217,7 +216,8 @@ class Translator(Context):
             return self._split(arguments)
         if op in elementwise.TABLE:
             return aten_functions.of_table(self, arguments)
-        raise Unknown(REASONS.get(op, "no rule is known for this operator"))
+        chosen = variables_in(arguments.get(CHOOSING.get(op, "")))
+        raise Unknown(CHOICE if chosen else REASONS.get(op, "no rule is known for this operator"))
 
     def _constant(self, arguments: Arguments) -> Any:
         """What does not depend on the input is computed as torch does, from operators without side effects."""
@@ -321,7 +321,7 @@ class Translator(Context):
         self._memory.share([name, *call.outputs])
         group = self._memory.group(name)
         if group & self.program.tensors.keys():
-            self.changes.append(call.label)
+            self.changes.append(f"{call.label}: {_change(call.target)}")
         self._memory.overwrite(name, {name, *call.outputs})
         if not call.outputs or group & self._memory.overlapping:
             for member in (name, *call.outputs):
@@ -337,6 +337,18 @@ def _as_places(indices: list[Tensor | None]) -> list[Tensor | None]:
         is_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
         places += index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
     return places
+
+
+def _change(target: str) -> str:
+    """What a call does to the model's own tensors, or may do, such as a region of code with its own settings."""
+    if target.startswith("aten."):
+        return "it changes its own parameters or buffers when it is called"
+    if not target.startswith("wrap_with_"):
+        return f"{target} may change the parameters or buffers that it is given"
+    return (
+        f"weights go into {target}, a region of code that is not followed; of parametrised layers "
+        "gramcert.nn.export(model) makes plain ones before torch.export"
+    )
 
 
 def _without_tape(call: Call) -> Call:

@@ -13,6 +13,10 @@ from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Joint, Non
 from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, Shape
 from gramcert.rounding import absolute_sums, gamma, root_up, up
 
+# Reasons that the readers of both kinds of files give.
+EMBEDDING = "an embedding: indices that depend on the input"
+CHOICE = "a choice of entries that depends on the input"
+
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
