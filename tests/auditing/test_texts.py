@@ -254,7 +254,7 @@ AGAIN = helper.make_graph(
     ("side", "reason"),
     [
         (branch("then", 3.0, constant="x", operands=()), "control flow whose branches are not as the format has them"),
-        (branch("then", 3.0, operands=("nothing",)), "'nothing'"),
+        (branch("then", 3.0, operands=("nothing",)), "a branch that uses a value before it is made"),
         (AGAIN, "a branch that makes a value twice"),
     ],
 )

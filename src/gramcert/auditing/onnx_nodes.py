@@ -161,7 +161,11 @@ class Translator(Context):
             for node in branch.nodes:
                 if self._values.keys() & set(node.outputs):
                     raise Unknown("a branch that makes a value twice")
+                if set(node.inputs) - {""} - self._values.keys():
+                    raise Unknown("a branch that uses a value before it is made")
                 self._follow(node)
+            if set(branch.outputs) - self._values.keys():
+                raise Unknown("a branch that does not make its results")
             return [self._values[name] for name in branch.outputs]
         finally:
             self._values = outside
