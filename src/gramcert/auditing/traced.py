@@ -26,7 +26,9 @@ def traced(model: nn.Module, passed: Passed) -> Program:
             exported = torch.export.export(model, *passed.arguments())
         except Exception as error:  # a model may contain any Python code
             if type(error).__name__ == "GuardOnDataDependentSymNode":
-                raise BadModel("its code branches on values that depend on the input") from error
+                raise BadModel(
+                    "its code branches on values that depend on the input, in a way that torch.export cannot follow"
+                ) from error
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise BadModel(f"its code depends on data in a way that torch.export cannot follow: {first}") from error
         finally:
