@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,6 +95,20 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def read_npy(path: Path) -> Tensor:
+    """The array in a ``.npy`` file.
+
+    It is mapped, so that a header which promises more than the file holds is refused before memory is taken; the
+    format's own reader refuses Python objects.
+    """
+    array = np.lib.format.open_memmap(path, mode="r")
+    native = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    try:
+        return torch.from_numpy(native)
+    except TypeError:
+        raise BadFile(f"expected real numbers, got an array of {array.dtype}") from None
+
+
 def read_torch(path: Path) -> Tensor | dict[str, Tensor]:
     """The tensor in a file of ``torch.save``, or all tensors in its dictionaries and lists, names joined by dots."""
     try:
@@ -104,6 +119,8 @@ def read_torch(path: Path) -> Tensor | dict[str, Tensor]:
         # torch's own message advises to switch the protection off.
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it asks to run {wanted[1]}, which was not done" if wanted else "it is damaged or not weights alone"
+        if "TorchScript" in str(error):
+            reason = "it is TorchScript; save the state_dict of its module, or that module as .pt2 or ONNX"
         raise BadFile(f"torch refused to load it as weights: {reason}") from error
     if isinstance(content, Tensor):
         return content

@@ -14,7 +14,7 @@ import gramcert
 from auditing_networks import Function, expect, residual_network
 from gramcert import nn as gnn
 from gramcert.auditing.architectures import ARCHITECTURES, CifarResNet, Denoiser, build
-from gramcert.auditing.reading import matched
+from gramcert.auditing.whole import matched
 from gramcert.baselines import reshaped_kernel_norm
 from real_layers import MODELS
 from reference import sigma

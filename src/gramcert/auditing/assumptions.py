@@ -12,12 +12,15 @@ ABOUT = (
     "it bounds ‖f(x) - f(y)‖ by L·‖x - y‖ in the l2 norm for all x and y of this shape, not only for images",
 )
 
+# How what is said about fixed inputs begins, and nothing else.
+FIXED = "the input "
+
 
 def assumptions(graph: Graph, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Of an audit of this graph, for inputs of this shape without the batch."""
     names = [node.operation.name for node in graph.nodes.values() if isinstance(node.operation, Nonlinear)]
     assumed = dict.fromkeys(TABLE[name].assumed for name in names if name in TABLE and TABLE[name].assumed)
-    return (*ABOUT, _about_batch(graph, shape), *ASSUMPTIONS, *assumed, *_about_types(graph))
+    return (*ABOUT, _about_batch(graph, shape), *_about_fixed(graph), *ASSUMPTIONS, *assumed, *_about_types(graph))
 
 
 def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
@@ -27,6 +30,19 @@ def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:
     if count > 1:
         return f"the model takes {count} examples at a time, and the constant is about all of them as one input"
     return "the model is given one example at a time; what it does across the examples of a larger batch is not in it"
+
+
+def _about_fixed(graph: Graph) -> list[str]:
+    """What the other inputs of the model are, about which the constant says nothing."""
+    operation = _input(graph).operation
+    assert isinstance(operation, Input)
+    if not operation.fixed:
+        return []
+    return [
+        *(f"{FIXED}{name} is fixed to {value}" for name, value in operation.fixed),
+        "the constant is about the remaining input, with those that are fixed at these values alone; what the model "
+        "computes from them without it is taken as torch computes it on a CPU",
+    ]
 
 
 def _input(graph: Graph) -> Node:

@@ -26,7 +26,7 @@ from gramcert.auditing.program import Call, Program, Ref
 from gramcert.operators import elementwise, rules
 from gramcert.operators.graph import CONSEQUENCE, MOST_ENTRIES, BadModel, Graph, Unbounded, Variable
 from gramcert.operators.linear import Shape
-from gramcert.operators.rules import Consequence, Unknown, reason_of
+from gramcert.operators.rules import CHOICE, EMBEDDING, Consequence, Unknown, reason_of
 
 
 def _words(text: str) -> set[str]:
@@ -57,6 +57,15 @@ CONSTANT = _words(
     "logical_and logical_or sin cos _weight_norm _weight_norm_interface var std softmax _softmax log_softmax eye "
     "new_zeros new_ones new_full"
 )
+# The same of whole networks, whose inputs may be fixed.
+CONSTANT |= _words(
+    "linear addmm baddbmm conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d "
+    "layer_norm native_layer_norm group_norm batch_norm rms_norm silu gelu elu selu celu leaky_relu hardtanh relu6 "
+    "hardswish hardsigmoid softplus mish prelu log_sigmoid erf expm1 log1p tan atan sinh cosh cumsum masked_fill "
+    "max min embedding "
+    "any all bitwise_not bitwise_and bitwise_or logical_xor avg_pool1d avg_pool2d max_pool2d adaptive_avg_pool2d pad "
+    "constant_pad_nd dropout alpha_dropout feature_dropout feature_alpha_dropout ceil round sign isnan isinf one_hot"
+)
 SAME = _words(
     "dropout alpha_dropout feature_dropout feature_alpha_dropout clone contiguous to _to_copy type_as "
     "lift_fresh_copy lift_fresh lift detach_copy"
@@ -67,7 +76,8 @@ REASONS = {
     "multi_head_attention_forward": "attention: a product of values that both depend on the input",
     "cond": "control flow that depends on data",
     "while_loop": "control flow that depends on data",
-    "embedding": "an embedding of indices",
+    **dict.fromkeys(("embedding", "embedding_bag"), EMBEDDING),
+    **dict.fromkeys(("_unique2", "unique_dim"), CHOICE),
     "lstm": "recurrent layers multiply values that depend on the input",
     "gru": "recurrent layers multiply values that depend on the input",
     "glu": "a product of two values that both depend on the input",
@@ -80,6 +90,9 @@ REASONS = {
     **dict.fromkeys(("gt", "lt", "ge", "le", "ne", "isnan", "isinf", "logical_not"), "a comparison jumps"),
     **dict.fromkeys(("argmax", "argmin", "nonzero", "argsort"), "an index jumps"),
 }
+
+# By which argument an operator chooses entries.
+CHOOSING = {"masked_select": "mask", "masked_scatter": "mask", "masked_fill": "mask", "index_put": "indices"}
 
 RULES: dict[str, Rule] = {**aten_layers.RULES, **aten_windows.RULES, **aten_functions.RULES}
 
@@ -102,8 +115,9 @@ class Translator(Context):
         self.program = program
         self._values: dict[str, Any] = dict(program.tensors)
         self._memory = Memory()
-        self.changes: list[str] = []  # calls that overwrite parameters or buffers
+        self.changes: list[str] = []  # why calls overwrite parameters or buffers, or may do so
         self._shapeless: set[str] = set()  # names of nodes whose shape is not known
+        self.remedy = "call .eval() first" if program.is_live else self.remedy
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""
@@ -117,17 +131,18 @@ class Translator(Context):
                 if not isinstance(self.b.node(x).operation, Unbounded):  # whose type is not known
                     self.types.setdefault(x.name, self._type_after(call, values))
             self._bind(call, result)
-        for name in self.program.outputs:
+        names = self.program.output_names or self.program.outputs
+        for name, shown in zip(self.program.outputs, names, strict=True):
             value = self._read(name)
             if self.changes:
-                value = Opaque(f"{self.changes[0]}: it changes its own parameters or buffers when it is called")
+                value = Opaque(self.changes[0])
             if not isinstance(value, (Variable, Tensor, int, float, NoneType)):
                 # It may be random, or overwritten by what depends on the input.
                 self.b.at(name, "output", [])
                 inputs = tuple(self._values[name] for name in shapes if isinstance(self._values[name], Variable))
                 reason = value.reason if isinstance(value, Opaque) else "a result that is not a tensor"
                 value = self.b.unbounded(inputs, (), reason)
-            self.b.output(name, value)
+            self.b.output(shown, value)
         return self.b.graph
 
     def _type_after(self, call: Call, values: dict[str, Any]) -> torch.dtype:
@@ -188,9 +203,7 @@ class Translator(Context):
             return RULES[op](self, arguments)
         if op in SAME:
             if op.endswith("dropout") and arguments.get("train", False) and arguments.number("p", 0.5) > 0:
-                raise Unknown(
-                    "in training mode it is random: put the model in evaluation mode, .eval(), and export it again"
-                )
+                raise Unknown(f"in training mode it is random; {self.remedy}")
             other = arguments.get("other")
             if isinstance(other, Variable) and other.name not in self.types:
                 raise Consequence
@@ -203,7 +216,8 @@ class Translator(Context):
             return self._split(arguments)
         if op in elementwise.TABLE:
             return aten_functions.of_table(self, arguments)
-        raise Unknown(REASONS.get(op, "no rule is known for this operator"))
+        chosen = variables_in(arguments.get(CHOOSING.get(op, "")))
+        raise Unknown(CHOICE if chosen else REASONS.get(op, "no rule is known for this operator"))
 
     def _constant(self, arguments: Arguments) -> Any:
         """What does not depend on the input is computed as torch does, from operators without side effects."""
@@ -214,6 +228,7 @@ class Translator(Context):
             known = all(isinstance(value, int) for value in values) and len(values) == 2
             return _INTEGERS[arguments.target](*values) if known else Opaque(f"{arguments.op} of sizes")
         allowed = arguments.op in CONSTANT | VIEWS | COPIES | SPLITS and not arguments.in_place
+        allowed &= not (arguments.get("train", False) or arguments.get("training", False))
         if not allowed or not arguments.target.startswith("aten."):
             return Opaque(f"{arguments.op}: computed from constants by an operator that is not known")
         for value in arguments.values.values():
@@ -227,12 +242,17 @@ class Translator(Context):
     def _moved(self, arguments: Arguments) -> Variable:
         if isinstance(arguments.get("dtype"), torch.dtype):
             raise Unknown("bits that are read as another type")
-        x, name = arguments.x(), "self" if "self" in arguments.values else "input"
+        name = "self" if "self" in arguments.values else "input"
+        if arguments.op in ("index", "index_select") and not isinstance(arguments.values[name], Variable):
+            raise Unknown(EMBEDDING)
+        x = arguments.x()
         if len(variables_in(arguments.values)) > 1:
             other = arguments.values.get("other")
             if not isinstance(other, Variable):
-                raise Unknown("indices that depend on the input")
+                raise Unknown(CHOICE)
             arguments.values["other"] = torch.empty(other.shape, device="meta")
+        if arguments.op == "index":
+            arguments.values["indices"] = _as_places(arguments.values["indices"])
         kind = "pixel shuffle" if "shuffle" in arguments.op else arguments.op.strip("_")
 
         def move(places: Tensor) -> Tensor:
@@ -301,13 +321,34 @@ class Translator(Context):
         self._memory.share([name, *call.outputs])
         group = self._memory.group(name)
         if group & self.program.tensors.keys():
-            self.changes.append(call.label)
+            self.changes.append(f"{call.label}: {_change(call.target)}")
         self._memory.overwrite(name, {name, *call.outputs})
         if not call.outputs or group & self._memory.overlapping:
             for member in (name, *call.outputs):
                 self._values[member] = Opaque(f"{call.target}: what is written is not followed")
         else:
             self._values[name] = self._values[call.outputs[0]]
+
+
+def _as_places(indices: list[Tensor | None]) -> list[Tensor | None]:
+    """Masks of truth values as the places that they choose, one list for each of their axes."""
+    places: list[Tensor | None] = []
+    for index in indices:
+        is_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+        places += index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
+    return places
+
+
+def _change(target: str) -> str:
+    """What a call does to the model's own tensors, or may do, such as a region of code with its own settings."""
+    if target.startswith("aten."):
+        return "it changes its own parameters or buffers when it is called"
+    if not target.startswith("wrap_with_"):
+        return f"{target} may change the parameters or buffers that it is given"
+    return (
+        f"weights go into {target}, a region of code that is not followed; of parametrised layers "
+        "gramcert.nn.export(model) makes plain ones before torch.export"
+    )
 
 
 def _without_tape(call: Call) -> Call:

@@ -23,6 +23,7 @@ class Context:
         self.b = Builder()
         self.patterns = Patterns(self.b)
         self.types = self.b.graph.types  # of values that depend on the input, by the names of their nodes
+        self.remedy = "export it again from evaluation mode"  # of layers in training mode
 
     def like(self, *values: Any) -> torch.dtype:
         """The type that scalars are rounded to beside these values: float32 also for half precision."""

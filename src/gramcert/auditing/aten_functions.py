@@ -34,7 +34,7 @@ def of_table(t: Context, a: Arguments) -> Variable:
 @rule("rrelu")
 def _rrelu(t: Context, a: Arguments) -> Variable:
     if a.get("training", False):
-        raise Unknown("in training mode its slope is random: .eval(), and export it again")
+        raise Unknown(f"in training mode its slope is random; {t.remedy}")
     return of_table(t, a)
 
 

@@ -21,6 +21,12 @@ from gramcert.operators.graph import Variable
 from gramcert.operators.rules import Unknown
 from gramcert.rounding import gamma, norm_up, up
 
+IN_TRAINING = "batch normalisation in training mode mixes the examples of a batch"
+WITHOUT_STATISTICS = (
+    "batch normalisation that keeps no running statistics (track_running_stats=False) normalises by the batch itself, "
+    "in evaluation mode too"
+)
+
 RULES: dict[str, Rule] = {}
 rule = registering(RULES)
 
@@ -86,9 +92,8 @@ def _times_alpha(t: Context, x: Variable, a: Arguments) -> Variable:
 @rule("batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm")
 def _batch_norm(t: Context, a: Arguments) -> Any:
     if a.get("training", False):
-        raise Unknown(
-            "batch normalisation in training mode mixes the examples of a batch: .eval(), and export it again"
-        )
+        kept = a.values.get("running_mean") is not None
+        raise Unknown(f"{IN_TRAINING}; {t.remedy}" if kept else WITHOUT_STATISTICS)
     mean, variance = a.constant("running_mean"), a.constant("running_var")
     weight, bias = a.constant("weight"), a.constant("bias")
     result = rules.batch_norm(t.b, a.x(), weight, bias, mean, variance, a.number("eps", 1e-5))

@@ -146,7 +146,7 @@ def _does(node: Node) -> list[Any]:
     if isinstance(operation, Unbounded):
         return ["unbounded", operation.reason]
     assert isinstance(operation, Input)
-    return ["input"]
+    return ["input", *map(list, operation.fixed)]
 
 
 def step_facts(step: Step) -> dict[str, Any]:

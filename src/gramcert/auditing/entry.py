@@ -12,6 +12,7 @@ from gramcert.auditing.assumptions import assumptions
 from gramcert.auditing.cache import Cache
 from gramcert.auditing.certificate import FORMAT, Claim, certificate, claimed_steps, unverified, versions
 from gramcert.auditing.findings import Profile
+from gramcert.auditing.fixing import Fix
 from gramcert.auditing.reading import Source, shape_of_example
 from gramcert.auditing.result import Audit
 from gramcert.auditing.workers import measure_all
@@ -27,6 +28,7 @@ def audit(
     tol: float = 1e-3,
     architecture: str | None = None,
     prefix: str | None = None,
+    fix: Fix | None = None,
     jobs: int = 1,
     cache: str | Path | None = None,
     max_seconds: float | None = None,
@@ -46,6 +48,9 @@ def audit(
         tol: relative width to reach for each measured norm.
         architecture: of a file that holds weights alone; see :mod:`gramcert.auditing.architectures`.
         prefix: of the names of the weights to be used, where a file holds several networks.
+        fix: a number or a tensor for each input but one, by their names; a module's are those of its ``forward``. The
+            constant then holds for these values, as ``assumptions`` says. A number fills the shape that a file
+            declares, and is passed to a module as it is.
         jobs: processes to measure in; a script that asks for several needs ``if __name__ == "__main__":``, as always.
         cache: folder of measurements, which makes the next audit of the same weights instant; ``None`` keeps nothing.
         max_seconds: per measurement; what was proved until then holds.
@@ -74,13 +79,13 @@ def audit(
         raise ValueError(f"{call}(max_seconds={max_seconds!r}): expected None or a number that is not negative")
     if not isinstance(measure, bool):
         raise TypeError(f"{call}(measure={measure!r}): expected True or False")
-    source = Source.of(call, model, architecture, prefix)
+    source = Source.of(call, model, architecture, prefix, fix)
     shape = _shape(call, input_shape, source)
     kept = Cache(None if cache is None else Path(cache))
     # A file of weights is traced, which takes longer than all the rest of a second audit.
     key = (
         None
-        if source.weights is None
+        if source.weights is None or source.fix
         else hashlib.sha256(repr((FORMAT, versions(), source.weights, shape, tol, measure)).encode())
     )
     if key is not None and max_seconds is None:

@@ -9,7 +9,7 @@ import math
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -65,6 +65,7 @@ class OnnxNode:
         outputs: names of values, in the same way.
         attributes: numbers, texts, lists of them, and tensors.
         has_subgraph: whether it holds graphs of its own, which may use any value of this one.
+        branches: of an ``If``, by the names of its attributes.
     """
 
     name: str
@@ -74,6 +75,22 @@ class OnnxNode:
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
     has_subgraph: bool = False
+    branches: dict[str, "OnnxBranch"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OnnxBranch:
+    """A graph inside of a node, which may use every value that was made before that node.
+
+    Attributes:
+        nodes: what is done.
+        tensors: initializers by name.
+        outputs: names of the results.
+    """
+
+    nodes: list[OnnxNode]
+    tensors: dict[str, Tensor]
+    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -161,11 +178,7 @@ def _model(proto: Any, tensors: "_Tensors") -> OnnxModel:
     _require_text(graph)
     if any(function.domain in DEFAULT for function in proto.functions):
         raise BadModel("it gives operators of ONNX a meaning of its own")
-    values = dict[str, Tensor]()
-    for tensor in graph.initializer:
-        if not tensor.name or tensor.name in values:
-            raise BadModel(f"expected names that differ, got the tensor {_shown(tensor.name)} twice")
-        values[tensor.name] = tensors.of(tensor)
+    values = _initializers(graph, tensors)
     given = [value for value in graph.input if value.name not in values]
     inputs = {value.name: _shape(value) for value in given}
     if len(inputs) != len(given) or "" in inputs:
@@ -174,6 +187,24 @@ def _model(proto: Any, tensors: "_Tensors") -> OnnxModel:
     _require_order(nodes, values.keys() | inputs.keys(), [output.name for output in graph.output])
     types = {value.name: DTYPES[value.type.tensor_type.elem_type] for value in given}
     return OnnxModel(inputs, types, nodes, values, tuple(output.name for output in graph.output), _opset(proto))
+
+
+def _initializers(graph: Any, tensors: "_Tensors") -> dict[str, Tensor]:
+    values = dict[str, Tensor]()
+    for tensor in graph.initializer:
+        if not tensor.name or tensor.name in values:
+            raise BadModel(f"expected names that differ, got the tensor {_shown(tensor.name)} twice")
+        values[tensor.name] = tensors.of(tensor)
+    return values
+
+
+def _branch(graph: Any, tensors: "_Tensors") -> OnnxBranch:
+    """One side of an ``If``; whether it uses what is there is known where it is followed."""
+    if graph.input or graph.sparse_initializer or graph.quantization_annotation:
+        raise BadModel("expected branches without inputs, and with dense tensors")
+    _require_text(graph)
+    nodes = [_node(node, tensors) for node in graph.node]
+    return OnnxBranch(nodes, _initializers(graph, tensors), tuple(output.name for output in graph.output))
 
 
 def _require_text(graph: Any) -> None:
@@ -210,7 +241,7 @@ def _shape(value: Any) -> tuple[int | None, ...]:
 
 
 def _node(node: Any, tensors: "_Tensors") -> OnnxNode:
-    attributes, has_subgraph = dict[str, Any](), False
+    attributes, has_subgraph, branches = dict[str, Any](), False, dict[str, OnnxBranch]()
     for attribute in node.attribute:
         place = f"{_shown(attribute.name)} of {_shown(node.name or node.op_type)}"
         if attribute.name in attributes:
@@ -219,8 +250,11 @@ def _node(node: Any, tensors: "_Tensors") -> OnnxNode:
             raise BadModel(f"the attribute {place} refers to that of a function outside of one")
         has_subgraph |= attribute.type in (_GRAPH, _GRAPHS)
         attributes[attribute.name] = _attribute(attribute, place, tensors)
+        if attribute.type == _GRAPH and node.op_type == "If":
+            branches[attribute.name] = _branch(attribute.g, tensors)
     domain = "" if node.domain in DEFAULT and not node.overload else f"{node.domain}{node.overload}"
-    return OnnxNode(node.name, node.op_type, domain, tuple(node.input), tuple(node.output), attributes, has_subgraph)
+    names = (node.name, node.op_type, domain, tuple(node.input), tuple(node.output))
+    return OnnxNode(*names, attributes, has_subgraph, branches)
 
 
 def _attribute(attribute: Any, place: str, tensors: "_Tensors") -> Any:
@@ -235,7 +269,7 @@ def _attribute(attribute: Any, place: str, tensors: "_Tensors") -> Any:
         found = [tensors.of(tensor) for tensor in (attribute.tensors if kind == _TENSORS else [attribute.t])]
         return found if kind == _TENSORS else found[0]
     if kind in (_GRAPH, _GRAPHS):
-        return None  # its node is unbounded
+        return None  # its node is unbounded, unless it is an `If` with a known condition
     raise BadModel(f"the attribute {place} has the unknown kind {kind}")
 
 

@@ -38,6 +38,7 @@ _EACH: dict[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "Sign": torch.sign,
     "Sin": torch.sin,
+    "Softplus": torch.nn.functional.softplus,
     "Sqrt": torch.sqrt,
     "Tanh": torch.tanh,
 }
@@ -203,7 +204,27 @@ def _scatter_nd(c: Call) -> Tensor:
 
 @fold("MatMul")
 def _matmul(c: Call) -> Tensor:
-    first, second = _tensors(c)
+    return _product(*_tensors(c))
+
+
+@fold("Gemm")
+def _gemm(c: Call) -> Tensor:
+    first, second, *bias = _tensors(c)
+    first, second = (x.T if c.integer(name, 0) else x for x, name in ((first, "transA"), (second, "transB")))
+    result = _product(first, second) * c.real("alpha", 1.0)
+    return result + bias[0] * c.real("beta", 1.0) if bias else result
+
+
+@fold("LayerNormalization")
+def _layer_norm(c: Call) -> Tensor:
+    x = c.constant(0, "data")
+    sizes = list(x.shape[axis_of(c.integer("axis", -1), x.dim()) :])
+    scale, bias = c.constant(1, "scale").expand(sizes), c.optional(2, "bias")
+    bias = None if bias is None else bias.expand(sizes)
+    return torch.nn.functional.layer_norm(x, sizes, scale, bias, c.real("epsilon", 1e-5))
+
+
+def _product(first: Tensor, second: Tensor) -> Tensor:
     planned = torch.matmul(first.to("meta"), second.to("meta"))
     bounded(planned.shape)
     if planned.numel() * first.shape[-1] > MOST_PRODUCTS:

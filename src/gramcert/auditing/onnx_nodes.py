@@ -15,7 +15,7 @@ from gramcert.auditing.readable import shown_text
 from gramcert.operators import rules
 from gramcert.operators.graph import CONSEQUENCE, BadModel, Graph, Variable
 from gramcert.operators.linear import Shape
-from gramcert.operators.rules import REAL, Consequence, Unknown, reason_of
+from gramcert.operators.rules import CHOICE, EMBEDDING, REAL, Consequence, Unknown, reason_of
 
 _NAMES = {
     "Relu": "relu",
@@ -125,8 +125,12 @@ class Translator(Context):
         return result
 
     def _results(self, c: Call, variables: tuple[Variable, ...]) -> list[Value]:
-        if c.node.has_subgraph or c.op in ("If", "Loop", "Scan"):
-            raise Unknown("control flow that depends on data")
+        if c.op in ("Loop", "Scan") and not c.node.domain:
+            raise Unknown("a loop, which is not followed")
+        if c.op == "If" and not c.node.domain:
+            return self._taken_branch(c)
+        if c.node.has_subgraph:
+            raise Unknown("a graph of its own, which is not followed")
         if c.node.domain:
             raise Unknown(f"an operator of the domain {c.node.domain}, of which nothing is known")
         if any(x.name in self._shapeless for x in variables):
@@ -141,6 +145,31 @@ class Translator(Context):
                 self.types[part.name] = self.type_of(variables[0])
         return results
 
+    def _taken_branch(self, c: Call) -> list[Value]:
+        """What the branch of an ``If`` gives that a constant condition takes; its names are its own."""
+        condition = c.get(0)
+        if isinstance(condition, Variable):
+            raise Unknown("control flow that depends on the input")
+        if condition is None or condition.dtype != torch.bool or condition.numel() != 1:
+            raise Unknown("control flow without one truth value that decides it")
+        branch = c.node.branches.get("then_branch" if bool(condition) else "else_branch")
+        if branch is None or len(branch.outputs) != len(c.node.outputs) or self._values.keys() & branch.tensors.keys():
+            raise Unknown("control flow whose branches are not as the format has them")
+        outside = self._values
+        self._values = {**outside, **branch.tensors}
+        try:
+            for node in branch.nodes:
+                if self._values.keys() & set(node.outputs):
+                    raise Unknown("a branch that makes a value twice")
+                if set(node.inputs) - {""} - self._values.keys():
+                    raise Unknown("a branch that uses a value before it is made")
+                self._follow(node)
+            if set(branch.outputs) - self._values.keys():
+                raise Unknown("a branch that does not make its results")
+            return [self._values[name] for name in branch.outputs]
+        finally:
+            self._values = outside
+
     def _translated(self, c: Call) -> Result:
         if c.op in MOVES:
             return self._moved(c)
@@ -152,6 +181,10 @@ class Translator(Context):
 
     def _moved(self, c: Call) -> Result:
         """By what the operator does to a tensor of places."""
+        if c.op.startswith("Gather") and not isinstance(c.get(0), Variable):
+            raise Unknown(EMBEDDING)
+        if c.op.startswith("Gather") and isinstance(c.get(1), Variable):
+            raise Unknown(CHOICE)
         x, do, name = c.x(), MOVES[c.op], c.op.lower()
         if c.op == "Identity":
             return self.b.same(x)

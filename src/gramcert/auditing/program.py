@@ -46,6 +46,8 @@ class Program:
         changed: buffers that the program overwrites, as names for people.
         types: of the inputs, float32 where nothing is said.
         shapes: that the program gives of results; only for people, and to go on behind what is not known.
+        output_names: of the results for people, where a module gives them names.
+        is_live: whether it was traced from a module in memory, which can still be changed.
     """
 
     inputs: dict[str, tuple[int | None, ...]]
@@ -55,10 +57,15 @@ class Program:
     changed: tuple[str, ...] = field(default=())
     types: dict[str, torch.dtype] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    output_names: tuple[str, ...] = field(default=())
+    is_live: bool = field(default=False)
 
     def is_same(self, other: "Program") -> bool:
         """Whether the same calls are made with the same numbers."""
-        facts = [repr((one.inputs, one.calls, one.outputs, one.changed, one.types)) for one in (self, other)]
+        facts = [
+            repr((one.inputs, one.calls, one.outputs, one.output_names, one.changed, one.types))
+            for one in (self, other)
+        ]
         if facts[0] != facts[1] or self.tensors.keys() != other.tensors.keys():
             return False
         return all(_same_numbers(value, other.tensors[name]) for name, value in self.tensors.items())

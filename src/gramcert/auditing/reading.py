@@ -2,10 +2,9 @@
 
 import functools
 import hashlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,13 @@ from torch import Tensor, nn
 from gramcert.arguments import axis_sizes
 from gramcert.auditing.architectures import ARCHITECTURES, build
 from gramcert.auditing.archive import read_archive
-from gramcert.auditing.aten import Translator
+from gramcert.auditing.fixing import Fix, Value, checked_fix, noted, with_fixed
+from gramcert.auditing.living import of_module
 from gramcert.auditing.program import Program
-from gramcert.auditing.state import kept
-from gramcert.auditing.traced import of_exported, traced
+from gramcert.auditing.traced import of_exported
+from gramcert.auditing.whole import guarded, of_program, several
 from gramcert.files import BadFile, read_safetensors, read_torch
-from gramcert.geometry.recognition import UnsteadyWeightError, random_state
-from gramcert.nn.baking import frozen_copy, plain_copy
-from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Graph, Unbounded
+from gramcert.operators.graph import BadModel, Graph
 from gramcert.operators.linear import Shape
 
 if TYPE_CHECKING:  # loaded where they are needed
@@ -44,6 +42,7 @@ class Source:
         exported: a program of torch.export in memory.
         weights: of a network built from a file of weights, what it was built from, to the last bit.
         shape: of one example, where the source is a network that knows it.
+        fix: what its other inputs are fixed to.
     """
 
     name: str
@@ -52,6 +51,7 @@ class Source:
     exported: torch.export.ExportedProgram | None = None
     weights: str | None = None
     shape: Shape | None = None
+    fix: dict[str, Value] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -60,8 +60,19 @@ class Source:
         model: nn.Module | torch.export.ExportedProgram | str | Path,
         architecture: str | None = None,
         prefix: str | None = None,
+        fix: Fix | None = None,
     ) -> "Source":
         """A module, a program, or a file of any known kind."""
+        return replace(cls._of(call, model, architecture, prefix), fix=checked_fix(call, fix))
+
+    @classmethod
+    def _of(
+        cls,
+        call: str,
+        model: nn.Module | torch.export.ExportedProgram | str | Path,
+        architecture: str | None,
+        prefix: str | None,
+    ) -> "Source":
         if isinstance(model, (nn.Module, torch.export.ExportedProgram)):
             if architecture is not None or prefix is not None:
                 raise ValueError(f"{call}(architecture, prefix): for files of weights only, got a module")
@@ -87,21 +98,24 @@ class Source:
     def graph(self, call: str, input_shape: Shape, argument: str = "input_shape") -> Graph:
         """The internal graph for inputs of one shape, without the batch; ``argument`` is where the caller said it."""
         if self.module is not None:
-            return _of_module(call, self.module, input_shape, argument)
+            return of_module(call, self.module, input_shape, self.fix, f"{call}({argument})")
         with self._named():
-            if isinstance(self._content, Program):
-                return _of_program(self._content, input_shape)
+            model, fixed = with_fixed(self._content, self.fix)
+            if isinstance(model, Program):
+                return noted(of_program(model, input_shape), fixed)
             from gramcert.auditing.onnx_nodes import graph_of
 
-            model = self._content
-            return _guarded(lambda shapes: graph_of(model, shapes), model.inputs, input_shape)
+            return noted(guarded(lambda shapes: graph_of(model, shapes), model, input_shape), fixed)
 
     def declared_shape(self) -> Shape | None:
         """That of one example, where the source fixes it."""
         if self.module is not None:
             return self.shape
         with self._named():
-            inputs = self._content.inputs
+            model, _ = with_fixed(self._content, self.fix)
+            inputs = model.inputs
+            if len(inputs) > 1:
+                raise BadModel(several(model))
         shapes = [tuple(size for size in shape[1:] if size is not None) for shape in inputs.values()]
         fixed = len(shapes) == 1 and len(shapes[0]) == len(next(iter(inputs.values()))) - 1
         return shapes[0] if fixed and shapes[0] else None
@@ -197,122 +211,3 @@ def _unprefixed(weights: dict[str, Tensor], prefix: str | None) -> dict[str, Ten
         return found
     inner = {name.removeprefix("state_dict."): value for name, value in weights.items() if "state_dict." in name[:11]}
     return {name.removeprefix("module."): value for name, value in (inner or weights).items()}
-
-
-def _of_module(call: str, module: nn.Module, input_shape: Shape, argument: str) -> Graph:
-    name, shape = type(module).__name__, (1, *input_shape)
-    try:
-        model = plain_copy(call, module)
-    except UnsteadyWeightError as error:
-        return _unbounded_graph(name, shape, str(error).partition(": ")[2])
-    for path, part in model.named_modules():
-        if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and not _is_instance_norm(part):
-            reason = "batch normalisation in training mode mixes the examples of a batch; call .eval() first"
-            return _unbounded_graph(path or name, shape, reason)
-    tensors = [*model.parameters(), *model.buffers()]
-    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-    if any(tensor.layout != torch.strided or tensor.is_meta for tensor in tensors):
-        raise TypeError(f"{call}(model): expected dense tensors with values, got sparse or meta tensors")
-    if math.prod(input_shape) > MOST_ENTRIES:
-        raise ValueError(f"{call}({argument}): expected at most {MOST_ENTRIES} entries, got shape {input_shape}")
-    # Not zeros: a model that adds what it was given before would be taken for one that adds a constant.
-    example = torch.linspace(-1, 1, math.prod(input_shape)).reshape(1, *input_shape).to(device, dtype)
-    called, drawn = plain_copy(call, model), random_state()  # a copy: a model may change when it is called
-    with torch.no_grad():
-        try:
-            frozen_copy(call, module)(example)  # whose layers check what they are given
-            called(example)
-        except Exception as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            hint = _hint(plain_copy(call, model), example)
-            raise ValueError(
-                f"{call}({argument}): the model cannot take an input of shape {input_shape}{hint}: {first}"
-            ) from None
-    try:
-        program = traced(model, example)
-        graph = _of_program(program, input_shape)
-        if any(isinstance(node.operation, Unbounded) for node in graph.needed().nodes.values()):
-            return graph
-        reason = _change(called, example, program, drawn)
-    except BadModel as error:
-        return _unbounded_graph(name, shape, str(error))
-    return _unbounded_graph(name, shape, reason) if reason else graph
-
-
-def _hint(model: nn.Module, example: Tensor) -> str:
-    """Whether a shape was given with the batch."""
-    try:
-        model(example[0])
-    except Exception:  # a model may contain any Python code
-        return ""
-    return f" (without the batch it is {tuple(example.shape[2:])})"
-
-
-def _change(called: nn.Module, example: Tensor, program: Program, drawn: object) -> str:
-    """What a model, called once before, does otherwise than its program says; empty if nothing is found."""
-    held: list[object] = []
-    before = kept(called, held)
-    with torch.no_grad():
-        try:
-            called(example)
-        except Exception as error:  # a model may contain any Python code
-            return f"it cannot be called twice ({type(error).__name__})"
-    after = kept(called, held)
-    changed = [name for name in before | after if before.get(name) != after.get(name)]
-    if changed:
-        return f"it changes what it keeps when it is called: {', '.join(changed[:3])}"
-    if random_state() != drawn:
-        return "it draws random numbers when it is called"
-    return "" if traced(called, example).is_same(program) else "it does something else when it is called again"
-
-
-def _is_instance_norm(module: nn.Module) -> bool:
-    return isinstance(module, torch.nn.modules.instancenorm._InstanceNorm)
-
-
-def _of_program(program: Program, input_shape: Shape) -> Graph:
-    if program.changed:
-        reason = f"it changes its own buffers when it is called: {', '.join(program.changed[:3])}"
-        return _unbounded_graph("model", (1, *input_shape), reason)
-    return _guarded(Translator(program).run, program.inputs, input_shape)
-
-
-def _guarded(
-    translate: Callable[[dict[str, Shape]], Graph], inputs: dict[str, tuple[int | None, ...]], input_shape: Shape
-) -> Graph:
-    """The graph of a model with exactly one input."""
-    if len(inputs) != 1:
-        reason = f"it takes {len(inputs)} inputs ({', '.join(inputs)}), and a constant is about one"
-        return _unbounded_graph("model", (1, *input_shape), reason)
-    ((name, declared),) = inputs.items()
-    graph = translate({name: matched(name, declared, input_shape)})
-    if not graph.outputs and not graph.constant_outputs:
-        raise BadModel("it has no outputs")
-    return graph
-
-
-def matched(name: str, declared: Sequence[int | None], input_shape: Shape) -> Shape:
-    """The declared shape with its open sizes filled in: the batch is what the file says, or 1."""
-    if len(declared) == len(input_shape) + 1:
-        shape = (1 if declared[0] is None else declared[0], *input_shape)
-    elif len(declared) == len(input_shape):
-        shape = input_shape
-    else:
-        raise BadModel(f"its input {name} has the shape {_open(declared)}, got {_open(input_shape)}")
-    if any(size not in (None, given) for size, given in zip(declared, shape, strict=True)):
-        raise BadModel(f"its input {name} has the shape {_open(declared)}, got {_open(input_shape)}")
-    return shape
-
-
-def _open(shape: Sequence[int | None]) -> str:
-    return ",".join("?" if size is None else str(size) for size in shape)
-
-
-def _unbounded_graph(name: str, shape: Shape, reason: str) -> Graph:
-    """A model of which nothing is known but why."""
-    builder = Builder()
-    x = builder.input("input", shape)
-    builder.at(name, "model", [])
-    builder.output("output", builder.unbounded((x,), (), reason))
-    return builder.graph

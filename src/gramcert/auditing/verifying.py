@@ -13,6 +13,7 @@ from gramcert.auditing.cache import unpack
 from gramcert.auditing.certificate import Claim, claimed_steps, follow, node_facts, seal, step_facts
 from gramcert.auditing.certificate import certificate as anew
 from gramcert.auditing.findings import UNBOUNDED
+from gramcert.auditing.fixing import Fix
 from gramcert.auditing.proofs import Proof, layer_below, proves_above, proves_below
 from gramcert.auditing.reading import Source
 from gramcert.auditing.strict_json import canonical, parse
@@ -101,6 +102,7 @@ def verify(
     *,
     architecture: str | None = None,
     prefix: str | None = None,
+    fix: Fix | None = None,
     report: Report = silent,
 ) -> Verification:
     """Check a certificate against a model: its weights, its graph, each claim, and what follows from them.
@@ -114,6 +116,7 @@ def verify(
         model: the model, or its file, that it is about.
         architecture: as for :func:`~gramcert.auditing.entry.audit`.
         prefix: as for :func:`~gramcert.auditing.entry.audit`.
+        fix: what the audit fixed.
         report: told which claim is next, how many are checked, and of how many.
 
     Example:
@@ -135,7 +138,7 @@ def verify(
         written = Written.of(content)
     except (ValueError, TypeError, RecursionError) as error:
         return _refused(str(error), (), start)
-    source = Source.of("verify", model, architecture, prefix)
+    source = Source.of("verify", model, architecture, prefix, fix)
     try:
         graph = source.graph("verify", written.input_shape).needed()
     except ValueError as error:  # it cannot be read, or takes inputs of another shape
@@ -173,6 +176,10 @@ def _graph_problems(content: dict[str, Any], graph: Graph) -> list[str]:
     written, found = content["graph"], [node_facts(node) for node in graph.nodes.values()]
     if canonical(written) == canonical(found):
         return []
+    fixed = [_fixed(facts) for facts in (written, found)]
+    if fixed[0] != fixed[1]:
+        says, given = (", ".join(values) or "nothing" for values in fixed)
+        return [f"fix: the certificate is about the model with {says} fixed, here it is {given}"]
     problems = []
     for one, two in zip(written, found, strict=False):
         if canonical(one) == canonical(two):
@@ -189,6 +196,13 @@ def _graph_problems(content: dict[str, Any], graph: Graph) -> list[str]:
         first = f", first at {others[0].partition(':')[0]}" if others else ""
         return [f"graph: the model is another one, or was exported in another way{first}"]
     return list(dict.fromkeys(problems))
+
+
+def _fixed(graph: list[Any]) -> list[str]:
+    """What the inputs in the facts of a graph say about others, as far as they say it in the known form."""
+    does = [node.get("does") for node in graph if isinstance(node, dict) and node.get("source") == "input"]
+    pairs = [pair for one in does if isinstance(one, list) for pair in one[1:]]
+    return [" = ".join(map(str, pair)) for pair in pairs if isinstance(pair, list)]
 
 
 def _claim_problems(claims: list[dict[str, Any]], steps: list[Step], labels: list[str]) -> list[str]:

@@ -14,11 +14,12 @@ from rich.console import Console
 from gramcert.auditing.architectures import ARCHITECTURES
 from gramcert.auditing.cache import VARIABLE, default_folder
 from gramcert.auditing.entry import audit as run
+from gramcert.auditing.fixing import Value
 from gramcert.cli.audit_table import audit_table
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.options import parse_sizes
 from gramcert.cli.progress import counting_bar
-from gramcert.files import write_atomically
+from gramcert.files import read_npy, write_atomically
 
 EMBEDDED = "network.safetensors"
 
@@ -38,6 +39,14 @@ ARCHITECTURE = Annotated[
     str | None, typer.Option(help=f"Of a file of weights alone: {', '.join(ARCHITECTURES)}.", show_default=False)
 ]
 PREFIX = Annotated[str | None, typer.Option(help="Use the weights whose names begin so.", show_default=False)]
+FIX = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Fix an input to a number or a .npy file, all but one of several; once for each.",
+        show_default=False,
+    ),
+]
 
 
 def audit(
@@ -49,6 +58,7 @@ def audit(
     tol: Annotated[float, typer.Option(help="Relative width to reach for each measured norm.")] = 1e-3,
     architecture: ARCHITECTURE = None,
     prefix: PREFIX = None,
+    fix: FIX = None,
     certificate: Annotated[
         Path | None, typer.Option(help="Write what `gramcert verify` checks.", show_default=False)
     ] = None,
@@ -82,6 +92,7 @@ def audit(
                 tol=tol,
                 architecture=architecture,
                 prefix=prefix,
+                fix=parse_fix(fix),
                 jobs=jobs,
                 cache=folder,
                 max_seconds=max_seconds,
@@ -124,6 +135,35 @@ def parse_shape(text: str) -> tuple[int, ...]:
     """``3,32,32``."""
     sizes = parse_sizes("--input-shape", text)
     return (sizes,) if isinstance(sizes, int) else sizes
+
+
+def parse_fix(texts: list[str] | None) -> dict[str, Value]:
+    """``mask=1``, ``scale=0.5``, ``flag=true`` and ``state=state.npy``, each name once."""
+    values: dict[str, Value] = {}
+    for text in texts or []:
+        name, equals, written = text.partition("=")
+        if not equals or not name or not written:
+            raise BadInput(f"--fix {text!r}: expected NAME=VALUE")
+        if name in values:
+            raise BadInput(f"--fix {text!r}: {name} is fixed twice")
+        values[name] = _value(text, written)
+    return values
+
+
+def _value(text: str, written: str) -> Value:
+    if written in ("true", "false"):
+        return written == "true"
+    if written.lower().endswith(".npy"):
+        try:
+            return read_npy(Path(written))
+        except Exception as error:  # a damaged or hostile file can make a parser raise anything
+            raise BadInput(f"--fix {text!r}: cannot be read ({(str(error).splitlines() or [''])[0]})") from None
+    for kind in (int, float):
+        try:
+            return kind(written)
+        except ValueError:
+            continue
+    raise BadInput(f"--fix {text!r}: expected a number, true, false or a file ending in .npy")
 
 
 def require_writable(option: str, path: Path | None, *others: Path | None) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from gramcert.auditing.assumptions import FIXED
 from gramcert.auditing.readable import shown_down, shown_seconds, shown_share, shown_text, shown_up
 from gramcert.auditing.result import Audit
 from gramcert.operators.propagation import Row
@@ -79,6 +80,9 @@ def _notes(audit: Audit) -> list[Text]:
         Text(f"{shown_text(row.name)}: {shown_text(note, LONGEST_SENTENCE)}", "yellow")
         for row in audit.rows
         for note in row.notes
+    ]
+    lines += [
+        Text(f"{shown_text(text, LONGEST_SENTENCE)}.", "yellow") for text in audit.assumptions if text.startswith(FIXED)
     ]
     if audit.trivial:
         counts = ", ".join(f"{count} × {shown_text(kind)}" for kind, count in audit.trivial.items())

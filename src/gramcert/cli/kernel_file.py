@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gramcert.cli.errors import BadInput
-from gramcert.files import BadFile, read_safetensors, read_torch
+from gramcert.files import BadFile, read_npy, read_safetensors, read_torch
 
 # Names listed in an error before the rest is only counted.
 LISTED = 12
@@ -85,19 +85,8 @@ def embedded_kernel() -> StoredKernel:
         return read_kernel(path)
 
 
-def _read_npy(path: Path) -> Tensor:
-    # Mapped, so that a header which promises more than the file holds is refused before memory is taken; the format's
-    # own reader refuses Python objects.
-    array = np.lib.format.open_memmap(path, mode="r")
-    native = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    try:
-        return torch.from_numpy(native)
-    except TypeError:
-        raise BadInput(f"expected real numbers, got an array of {array.dtype}") from None
-
-
 _READERS: dict[str, Callable[[Path], Tensor | dict[str, Tensor]]] = {
-    ".npy": _read_npy,
+    ".npy": read_npy,
     ".safetensors": read_safetensors,
     ".pt": read_torch,
     ".pth": read_torch,

@@ -14,7 +14,7 @@ from gramcert.auditing.findings import UNBOUNDED
 from gramcert.auditing.readable import shown_seconds, shown_text, shown_up
 from gramcert.auditing.verifying import Verification, read_certificate
 from gramcert.auditing.verifying import verify as run
-from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, MODEL, PREFIX, chosen
+from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, FIX, MODEL, PREFIX, chosen, parse_fix
 from gramcert.cli.audit_table import LONGEST_SENTENCE
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.progress import counting_bar
@@ -29,6 +29,7 @@ def verify(
     model: MODEL = None,
     architecture: ARCHITECTURE = None,
     prefix: PREFIX = None,
+    fix: FIX = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check a certificate against a model: weights, graph, every claim by its own proof, and what follows from them.
@@ -40,7 +41,7 @@ def verify(
         said = content.get("unverified")
         if model is None and not (isinstance(said, dict) and said.get("model") == EMBEDDED):
             raise BadInput(f"MODEL: expected the file that {certificate} is about")
-        result = run(content, path, architecture=architecture, prefix=prefix, report=bar)
+        result = run(content, path, architecture=architecture, prefix=prefix, fix=parse_fix(fix), report=bar)
     if as_json:
         typer.echo(json.dumps(_as_json(result), allow_nan=False))
     else:

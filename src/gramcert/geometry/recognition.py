@@ -45,6 +45,9 @@ _TABLES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pr
 # Instructions that look an attribute up, in the versions of Python.
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 
+# Modules of torch whose hooks make weights.
+_HIDING = {f"torch.nn.utils.{name}": name for name in ("weight_norm", "spectral_norm")}
+
 _FLOATS = (*REAL_TYPES, *COMPLEX_TYPES, torch.float16, torch.bfloat16)
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)
@@ -60,6 +63,7 @@ def require_known(call: str, layer: nn.Module, base: type[nn.Module], hint: str 
     elif getattr(layer.forward, "__func__", None) is not base.forward:  # the rest cannot be compiled
         raise TypeError(f"{call}({name}): it overrides {base.__name__}.forward, so what it computes is unknown{hint}")
     _require_nothing_replaced(call, layer)
+    require_no_hidden_weight(call, layer)
     everywhere = [getattr(nn.modules.module, f"_global_forward_{kind}", {}) for kind in ("pre_hooks", "hooks")]
     hooks = [hook for hooks in (layer._forward_pre_hooks, layer._forward_hooks, *everywhere) for hook in hooks.values()]
     if hooks:
@@ -74,6 +78,26 @@ def _require_weights(call: str, layer: nn.Module) -> None:
     """Refuse a lazy layer that has not seen an input."""
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
         raise ValueError(f"{call}({type(layer).__name__}): the layer has no weights yet; run it once on an input first")
+
+
+def require_no_hidden_weight(call: str, layer: nn.Module) -> None:
+    """Refuse layers whose weight is made by a hook of torch's older functions, and say what to do."""
+    for hook in layer._forward_pre_hooks.values():
+        name = _HIDING.get(type(hook).__module__)
+        if name is not None:
+            raise TypeError(
+                f"{call}({type(layer).__name__}): torch.nn.utils.{name} makes its weight in a hook; call "
+                f"torch.nn.utils.remove_{name}(layer) first, or use torch.nn.utils.parametrizations.{name} instead"
+            )
+
+
+def require_code(call: str, module: nn.Module) -> None:
+    """Refuse TorchScript, which says it is torch's own layers and holds code that is not looked into."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(
+            f"{call}({module.original_name}): TorchScript is not read; give the module that it was made from, or that "
+            "module as a .pt2 of torch.export or as ONNX to audit"
+        )
 
 
 def _require_nothing_replaced(call: str, layer: nn.Module, but: str = "") -> None:
@@ -209,6 +233,7 @@ def require_plain_tensor(name: str, tensor: Tensor) -> None:
 def faithful_copy(call: str, model: nn.Module) -> nn.Module:
     """A deep copy, part for part and bit for bit; a model whose copy may be something else is refused."""
     for part in model.modules():
+        require_code(call, part)
         _require_weights(call, part)
         kinds = [kind for kind in type(part).__mro__ if kind is not object and kind is not _made_by_parametrize(part)]
         own = [kind for kind in kinds if not (is_genuine(kind, "torch") or is_genuine(kind, "gramcert"))]
@@ -219,6 +244,8 @@ def faithful_copy(call: str, model: nn.Module) -> nn.Module:
     try:
         copied = copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:  # tensors with a history, locks, open files
+        for part in model.modules():
+            require_no_hidden_weight(call, part)
         raise TypeError(f"{call}(model): it cannot be copied ({str(error).splitlines()[0]})") from None
     parts = list(copied.named_modules())
     if len(parts) != len(list(model.named_modules())):
@@ -248,6 +275,7 @@ def _same_bits(one: Tensor | None, two: Tensor | None) -> bool:
 
 def unwrapped(call: str, module: nn.Module) -> nn.Module:
     """What wrappers of torch itself call: those of torch.compile (whose class takes a second to import) and DDP."""
+    require_code(call, module)
     kind = type(module)
     if kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo."):
         _require_nothing_replaced(call, module, but="forward")

@@ -31,7 +31,13 @@ class BadModel(ValueError):  # noqa: N818 - it names what the caller gave, not a
 
 @dataclass(frozen=True)
 class Input:
-    """What the model is given."""
+    """What the model is given.
+
+    Attributes:
+        fixed: names of its other inputs, and in words what these were fixed to.
+    """
+
+    fixed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, Shape
 from gramcert.operators.rounded import Compute, Rounded, exactly, norms, rounding, selecting
 from gramcert.rounding import absolute_sums, gamma, next_up, root_up, underflow, up
 
+# Reasons that the readers of both kinds of files give.
+EMBEDDING = "an embedding: indices that depend on the input"
+CHOICE = "a choice of entries that depends on the input"
+
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

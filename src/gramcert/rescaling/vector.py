@@ -14,6 +14,7 @@ What the geometry adds:
 """
 
 import math
+import sys
 from typing import Literal, get_args
 
 import torch
@@ -221,11 +222,27 @@ def _description(call: str, layer: nn.Module | Convolution | Tensor) -> Convolut
 
 def largest_entry(call: str, weight: Tensor) -> Tensor:
     """The largest absolute value of a weight, a constant, or 1 if all are 0; what is not finite is an error."""
+    if _is_recorded():
+        raise RuntimeError(
+            f"{call}: its weight is computed anew in each call, which ONNX and TorchScript cannot record; "
+            "use gramcert.nn.export(model) first"
+        )
     largest = weight.detach().abs().amax()
     value = values_to_check(largest)
     if can_be_read(value) and not bool(torch.isfinite(value).all()):
         require_finite(call, "layer", weight)
     return positive(largest)
+
+
+def _is_recorded() -> bool:
+    """Whether torch.jit.trace or torch.onnx.export is at work.
+
+    Not by ``torch.onnx.is_in_onnx_export``, which imports all of the exporter, and is false while torch.compile traces.
+    """
+    exporter = sys.modules.get("torch.onnx._internal.exporter._flags")
+    if torch.compiler.is_compiling():
+        return getattr(exporter, "_is_onnx_exporting", False)
+    return torch._C._get_tracing_state() is not None
 
 
 def check_choice(call: str, name: str, value: object, choices: tuple[str, ...]) -> None:
