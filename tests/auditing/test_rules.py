@@ -263,7 +263,7 @@ UNBOUNDED = {
     "unknown operator": (Function(torch.special.i0), (4,), "no rule is known"),
     "data-dependent kernel": (Function(lambda x: F.conv1d(x[:, None], x[:, None])), (4,), "depends on the input"),
     "choice": (Function(lambda x: torch.where(x > 0, x, 2 + x)), (4,), "depends on the input|comparison|gt"),
-    "variance": (Function(lambda x: x.var(1)), (4,), "no rule is known"),
+    "variance": (Function(lambda x: x.var(1)), (4,), "square: its slope 2x"),
     "overwritten view": (Function(lambda x: _overwritten(x + 1)), (4,), "overwritten|fill"),
     "recurrence": (Function(lambda x: nn.functional.cosine_similarity(x, 2 * x)), (4,), ""),
 }

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.auditing import aten_functions, aten_layers, aten_windows
+from gramcert.auditing import (
+    aten_functions,
+    aten_indexing,
+    aten_layers,
+    aten_products,
+    aten_statistics,
+    aten_windows,
+)
 from gramcert.auditing.aten_arguments import (
     Arguments,
     Context,
@@ -41,7 +48,7 @@ VIEWS = _words(
 )
 COPIES = _words(
     "repeat flip roll tile index_select repeat_interleave rot90 pixel_shuffle pixel_unshuffle channel_shuffle "
-    "native_channel_shuffle index tril triu im2col"
+    "native_channel_shuffle index tril triu im2col gather take take_along_dim"
 )
 SPLITS = _words("split split_with_sizes chunk unbind tensor_split")
 
@@ -81,10 +88,18 @@ REASONS = {
     **dict.fromkeys(("argmax", "argmin", "nonzero", "argsort"), "an index jumps"),
 }
 
-RULES: dict[str, Rule] = {**aten_layers.RULES, **aten_windows.RULES, **aten_functions.RULES}
+RULES: dict[str, Rule] = {
+    **aten_layers.RULES,
+    **aten_products.RULES,
+    **aten_indexing.RULES,
+    **aten_windows.RULES,
+    **aten_statistics.RULES,
+    **aten_functions.RULES,
+}
 
-# Operators whose results are new, also where torch makes them of others that may not be.
-FRESH = set(RULES) | set(elementwise.TABLE)
+# Operators whose results are new, also where torch makes them of others that may not be. A sum of one product without
+# any factor is a view.
+FRESH = set(RULES) - {"einsum"} | set(elementwise.TABLE)
 
 _INTEGERS: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,

@@ -126,6 +126,8 @@ def run(target: str, values: dict[str, Any]) -> Any:
     _, op, overload = target.split(".")
     function = getattr(getattr(torch.ops.aten, op), overload)
     clean = {name: value for name, value in values.items() if name not in ("pin_memory", "layout", "device")}
+    if isinstance(clean.get("indices"), list):
+        clean["indices"] = [index for given in clean["indices"] for index in _without_mask(given)]
     takes_device = any(argument.name == "device" for argument in function._schema.arguments)
     planned = function(**_on_meta(clean), **({"device": "meta"} if takes_device else {}))
     total = sum(
@@ -136,6 +138,12 @@ def run(target: str, values: dict[str, Any]) -> Any:
     if total > MOST_ENTRIES:
         raise Unknown(f"a constant of {total} entries")
     return function(**clean)
+
+
+def _without_mask(index: Any) -> list[Any]:
+    """Indices for a mask, one for each of its axes: the size of a result must not depend on its entries."""
+    is_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+    return list(index.nonzero().unbind(1)) if is_mask else [index]
 
 
 def require_real(dtype: Any) -> None:

@@ -16,7 +16,7 @@ from gramcert.auditing.aten_arguments import (
     spread,
     with_bias,
 )
-from gramcert.operators import rules
+from gramcert.operators import joining, rules
 from gramcert.operators.graph import Variable
 from gramcert.operators.rules import Unknown
 
@@ -44,33 +44,6 @@ def _convolution(t: Context, a: Arguments) -> Variable:
 @rule("linear")
 def _linear(t: Context, a: Arguments) -> Variable:
     return with_bias(t, a, rules.matrix(t.b, a.x(), a.weight()))
-
-
-@rule("addmm")
-def _addmm(t: Context, a: Arguments) -> Variable:
-    if isinstance(a.values["self"], Variable):
-        raise Unknown("a bias that depends on the input")
-    return t.patterns.shifted(_times_alpha(t, _product(t, a.values["mat1"], a.values["mat2"]), a), None)
-
-
-@rule("matmul", "mm", "bmm")
-def _matmul(t: Context, a: Arguments) -> Variable:
-    return _product(t, a.values["self"], a.get("other", a.get("mat2")))
-
-
-def _product(t: Context, first: Any, second: Any) -> Variable:
-    if isinstance(first, Variable) and isinstance(second, Variable):
-        raise Unknown("a product of two values that both depend on the input")
-    if isinstance(first, Variable) and isinstance(second, Tensor) and second.dim() == 2:
-        return rules.matrix(t.b, first, second.mT)
-    if isinstance(second, Variable) and isinstance(first, Tensor) and first.dim() == 2 and second.dim >= 2:
-        return rules.matrix(t.b, second, first, axis=-2)
-    raise Unknown("a matrix product with a constant that is not a matrix")
-
-
-def _times_alpha(t: Context, x: Variable, a: Arguments) -> Variable:
-    alpha = a.number("alpha", 1)
-    return x if alpha == 1 else rules.times(t.b, x, alpha, t.like(x))
 
 
 @rule("batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm")
@@ -163,7 +136,7 @@ def _cat(t: Context, a: Arguments) -> Variable:
 
 
 def _concatenated(t: Context, parts: list[Any], axis: int) -> Variable:
-    result = rules.concatenated(t.b, [known(part) for part in parts], axis)
+    result = joining.concatenated(t.b, [known(part) for part in parts], axis)
     return t.patterns.shifted(result, None) if any(isinstance(part, Tensor) for part in parts) else result
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.onnx_file import OnnxNode
-from gramcert.operators import rules
 from gramcert.operators.graph import MOST_ENTRIES, Builder, Variable
 from gramcert.operators.linear import Shape
 from gramcert.operators.patterns import Patterns
@@ -170,16 +169,3 @@ class Context:
     def shifted(self, x: Variable) -> Variable:
         """The value plus some constants, which patterns must know of: √(x² - 1) has no constant."""
         return self.patterns.shifted(x, None)
-
-    def merged(self, first: Value, taken: Tensor, second: Value, mask: Tensor) -> Variable:
-        """Where the mask is true the taken places of the flattened first value, elsewhere the entries of the second."""
-        parts = [self._taken(first, taken), self._taken(second, (~mask).flatten().nonzero().flatten())]
-        order = torch.cat([mask.flatten().nonzero(), (~mask).flatten().nonzero()]).flatten().argsort()
-        together = rules.concatenated(self.b, parts, 0)
-        result = self.moved(together, lambda places: places[order].reshape(mask.shape))
-        return self.shifted(result) if any(isinstance(part, Tensor) and bool(part.any()) for part in parts) else result
-
-    def _taken(self, value: Value, taken: Tensor) -> Value:
-        if isinstance(value, Tensor):
-            return rules.exact(value, "constant").flatten()[taken]
-        return self.moved(value, lambda places: places.flatten()[taken], "slice")

@@ -34,7 +34,6 @@ _NAMES = {
     "Asinh": "asinh",
     "Exp": "exp",
     "Log": "log",
-    "Reciprocal": "reciprocal",
     "Tan": "tan",
     "Floor": "floor",
     "Ceil": "ceil",

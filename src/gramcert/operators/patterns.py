@@ -1,23 +1,35 @@
 """Values combined with values: without a constant in general, but some combinations are known functions in disguise.
 
-x·sigmoid(kx) is SiLU, x·(1 + erf(kx)) is GELU, √(mean of x²) a pooling, d/√(mean of d² + ε) a normalisation. Each is
-recognised by the nodes it is made of.
+x·sigmoid(kx) is SiLU, x·(1 + erf(kx)) is GELU, √(mean of x²) a pooling, d/√(mean of d² + ε) a normalisation, whatever
+roots, inverses and views it is made of. Each is recognised by its nodes.
 """
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gramcert.operators import elementwise
 from gramcert.operators.graph import Builder, Node, Nonlinear, Unbounded, Variable
+from gramcert.operators.joining import entries
 from gramcert.operators.linear import AxisMatrix, LinearMap, Move, Scale, Shape
-from gramcert.operators.rules import activation, exact, normalised, times, typed
-from gramcert.rounding import root_up, total_up, up
+from gramcert.operators.polynomials import Shifts, is_tanh_gelu, polynomial
+from gramcert.operators.rules import Unknown, activation, axis_of, exact, normalised, reduce_linear, times, typed
+from gramcert.rounding import down, gamma, root_up, total_up, up
 
 # What depends on the input, or a constant.
 Value = Variable | Tensor | float
+
+
+@dataclass(frozen=True)
+class Length:
+    """√(c·Σd² + ε), the sum over some axes of d, c > 0."""
+
+    of: str
+    axes: frozenset[int]
+    epsilon: float
 
 
 class Patterns:
@@ -25,11 +37,14 @@ class Patterns:
 
     def __init__(self, builder: Builder) -> None:
         self.b = builder
-        self._shifts: dict[str, float] = {}  # what was added to a value; NaN where it is not one number
+        self._shifts: Shifts = {}  # what was added to a value; NaN where it is not one number
         self._zero_tests: dict[str, str] = {}  # the names of x == 0, and of x
         self._guarded: dict[str, str] = {}  # those of where(x == 0, 1, x), and of x
         self._rooted: dict[str, str] = {}  # those of the roots of these, and of x
-        self._lengths: dict[str, tuple[str, int, float]] = {}  # √(mean of n entries of d² + ε): d, n, ε
+        self._lengths: dict[str, Length] = {}
+        self._inverses: dict[str, Length] = {}  # 1/√ of these
+        self._cubes: set[str] = set()  # the names of x³
+        self._centred: dict[tuple[str, frozenset[int]], Variable] = {}  # values minus their means over axes
 
     def shifted(self, x: Variable, amount: float | None) -> Variable:
         """A value plus a number, or plus other constants."""
@@ -72,14 +87,59 @@ class Patterns:
             return times(self.b, first, second, like, divide=True)
         shape = tuple(torch.broadcast_shapes(_shape(first), second.shape))
         if isinstance(first, Variable):
-            found = self._lengths.get(second.name)
-            if found is not None and found[0] == first.name and second.dim == first.dim:
-                return normalised(self.b, first, found[1], found[2], like, "rms norm")
+            known = self._normalised(first, second, self._lengths)
+            if known is not None:
+                return known
             if self._is_one_plus_size(second, first):
                 return activation(self.b, first, "softsign")
             reason = "a quotient of two values that both depend on the input"
             return self.b.unbounded((first, second), shape, reason)
+        if isinstance(first, (int, float)) or first.numel() == 1:
+            return times(self.b, self.reciprocal(self._spread(second, torch.as_tensor(first))), first, like)
         return self.b.unbounded((second,), shape, "a quotient by a value that depends on the input")
+
+    def reciprocal(self, x: Variable) -> Variable:
+        """1/x, which has no constant; of lengths it is remembered for what is multiplied by it."""
+        result, found = activation(self.b, x, "reciprocal"), entries(self.b.graph, x.name)
+        if found.origin in self._lengths and _is_view(found.index, self._node(found.origin).shape):
+            self._inverses[result.name] = self._lengths[found.origin]
+        return result
+
+    def power(self, x: Variable, exponent: float | None) -> Variable:
+        """Of a number; ``None`` for several."""
+        if exponent == 2:
+            return activation(self.b, x, "square")
+        if exponent == 0.5:
+            return self.root(x)
+        if exponent == -0.5:
+            return self.inverse_root(x)
+        if exponent == -1:
+            return self.reciprocal(x)
+        if exponent == 1:
+            return self.b.same(x)
+        result = activation(self.b, x, "pow")
+        self._cubes |= {result.name} if exponent == 3 else set()
+        return result
+
+    def _normalised(self, x: Variable, length: Variable, table: dict[str, Length]) -> Variable | None:
+        """X divided by its length, if each entry meets that of its own line."""
+        part = entries(self.b.graph, length.name)
+        found = table.get(part.origin)
+        if found is None or self._itself(found.of) != self._itself(x.name):
+            return None
+        kept = tuple(1 if axis in found.axes else size for axis, size in enumerate(x.shape))
+        if not _meets_own_line(part.index, kept, x.shape):
+            return None
+        count = math.prod(x.shape[axis] for axis in found.axes)
+        # The number was rounded where it was added.
+        return normalised(self.b, x, count, found.epsilon, torch.float64, "rms norm")
+
+    def _itself(self, name: str) -> str:
+        """The value of which another is a copy, in another type or without any change."""
+        node = self._node(name)
+        while self._is_shift(node) and node.name not in self._shifts:
+            node = self._node(node.inputs[0])
+        return node.name
 
     def _spread(self, x: Variable, constant: Tensor) -> Variable:
         shape = tuple(torch.broadcast_shapes(x.shape, constant.shape))
@@ -88,13 +148,15 @@ class Patterns:
     def _product(self, first: Variable, second: Variable) -> Variable:
         if first.name == second.name:
             return activation(self.b, first, "square")
-        if first.shape == second.shape:
-            for x, gate in ((first, second), (second, first)):
+        for x, gate in ((first, second), (second, first)):
+            found = self._normalised(x, gate, self._inverses)
+            if found is None and first.shape == second.shape:
                 found = self._gated(x, gate) or self._signed(x, gate)
-                if found is not None:
-                    return found
+            if found is not None:
+                return found
         shape = tuple(torch.broadcast_shapes(first.shape, second.shape))
-        return self.b.unbounded((first, second), shape, "a product of two values that both depend on the input")
+        reason = "a product of two values that both depend on the input"
+        return self.b.unbounded((first, second), shape, reason, "product")
 
     def _gated(self, x: Variable, gate: Variable) -> Variable | None:
         """c·x·(a + b·g(kx + s)), k > 0."""
@@ -108,6 +170,12 @@ class Patterns:
             is_plain = below.operation.parameters == elementwise.TABLE["softplus"].parameters
             if is_softplus and is_plain and below.inputs == (x.name,):
                 return self._times(self._known(self.b.node(x), "mish"), scale)
+            return None
+        if name == "tanh" and offset == scale:
+            for origin, factor, shift in self._multiples(x):
+                found = polynomial(self.b.graph, self._shifts, self._cubes, below.name, origin.name)
+                if shift == 0 and found is not None and is_tanh_gelu(found):
+                    return self._times(self._known(origin, "gelu by tanh"), 2 * factor * scale)
             return None
         for origin, factor, stretch, moved in self._common(x, self._variable(below.name)):
             if stretch <= 0:
@@ -144,25 +212,32 @@ class Patterns:
 
     def centred(self, x: Variable, mean: Variable) -> Variable | None:
         """A value minus its mean over some of its axes: an orthogonal projection."""
-        node, moves = self.b.node(mean), []
-        while isinstance(node.operation, Move):  # what brings the mean to the shape of x
-            moves.append(node.operation)
-            node = self._node(node.inputs[0])
-        kept, seen = node.shape, 0
+        part = entries(self.b.graph, mean.name)  # what brings the mean to the shape of x
+        node, axes = self._node(part.origin), set[int]()
+        kept = node.shape
         while isinstance(node.operation, AxisMatrix) and node.operation.kind == "mean":
-            node, seen = self._node(node.inputs[0]), seen + 1
-        if not seen or node.name != x.name:
+            axes.add(node.operation.axis)
+            node = self._node(node.inputs[0])
+        name = self._itself(x.name)
+        if not axes or self._itself(node.name) != name or not _meets_own_line(part.index, kept, x.shape):
             return None
-        places = torch.arange(1, math.prod(kept) + 1).reshape(kept)
-        index = places
-        for move in reversed(moves):
-            index = torch.cat([index.new_zeros(1), index.flatten()])[move.index]
-        # Each entry has to meet the mean of its own line.
-        if tuple(torch.broadcast_shapes(index.shape, x.shape)) != x.shape:
-            return None
-        if not torch.equal(index.expand(x.shape), places.expand(x.shape)):
-            return None
-        return self.b.nonlinear(x, Nonlinear(1.0, "centring", why="an orthogonal projection"))
+        key = name, frozenset(axes)
+        if key not in self._centred:
+            operation = Nonlinear(1.0, "centring", why="an orthogonal projection")
+            self._centred[key] = self.b.nonlinear(x, operation)
+        return self._centred[key]
+
+    def variance(self, x: Variable, axes: list[int], *, keep: bool, correction: float) -> Variable:
+        """Σ(x - mean)²/(n - correction) over some axes."""
+        axes = [axis_of(axis, x.dim) for axis in axes] or list(range(x.dim))
+        count = math.prod(x.shape[axis] for axis in axes)
+        if not count > correction:
+            raise Unknown(f"the variance of {count} entries with the correction {correction:g}")
+        centred = self.centred(x, reduce_linear(self.b, x, axes, keep=True, mean=True))
+        assert centred is not None
+        total = reduce_linear(self.b, activation(self.b, centred, "square"), axes, keep=keep, mean=True)
+        factor = count / (count - correction)
+        return total if correction == 0 else self.b.scaled(total, factor, up(gamma(4) * factor))
 
     def _shrunk(self, x: Variable, tanh: Variable) -> Variable | None:
         """The value minus its hyperbolic tangent."""
@@ -204,20 +279,22 @@ class Patterns:
             self._rooted[jumping.name] = self._guarded[x.name]
             return jumping
         node, square, epsilon, axes, is_length = self.b.node(x), 1.0, 0.0, set[int](), True
+        factor = 1.0  # of what is done after the node, as long as that is one number
         while isinstance(node.operation, LinearMap):
             shift, most = self._shifts.get(node.name, 0.0), _largest_column_sum(node.operation)
             if most is None or not shift >= 0:
                 return activation(self.b, x, "sqrt")
             square = up(square * most) if most != 1 else square
-            is_mean = isinstance(node.operation, AxisMatrix) and node.operation.kind == "mean"
-            # For a normalisation: means over axes of d, then only what keeps their order, ε added once.
+            # For a normalisation: sums over axes of d, then only what keeps their order and factors for all of them.
             if isinstance(node.operation, AxisMatrix):
-                is_length = is_length and is_mean
+                is_length = is_length and _is_sum(node.operation)
                 axes.add(node.operation.axis)
+            elif isinstance(node.operation, Scale) and node.operation.factors.numel() == 1:
+                is_length = is_length and not axes and node.operation.size > 0
+                epsilon = down(epsilon + down(factor * shift)) if factor != 1 else epsilon + shift
+                factor = factor * (node.operation.size - node.operation.error)
             else:
-                is_view = isinstance(node.operation, Move) and node.operation.is_view
-                is_length = is_length and not axes and (is_view or self._is_shift(node))
-            epsilon += shift
+                is_length = is_length and not axes and isinstance(node.operation, Move) and node.operation.is_view
             node = self._node(node.inputs[0])
         if not isinstance(node.operation, Unbounded) or node.operation.name != "square":
             return activation(self.b, x, "sqrt")
@@ -225,8 +302,16 @@ class Patterns:
         constant = root_up(square) if square != 1 else 1.0
         why = "the root of the largest column sum"
         result = self.b.nonlinear(origin, Nonlinear(constant, "l2 pool", why=why), x.shape)
-        if is_length and epsilon > 0 and x.shape == tuple(1 if a in axes else n for a, n in enumerate(origin.shape)):
-            self._lengths[result.name] = (origin.name, math.prod(origin.shape[a] for a in axes), epsilon)
+        if is_length and epsilon > 0:
+            epsilon = epsilon if factor == 1 else down(epsilon * (1 - 2.0**-40))
+            self._lengths[result.name] = Length(origin.name, frozenset(axes), epsilon)
+        return result
+
+    def inverse_root(self, x: Variable) -> Variable:
+        """1/√x, which has no constant; of lengths it is remembered for what is multiplied by it."""
+        root, result = self.root(x), activation(self.b, x, "rsqrt")
+        if root.name in self._lengths:
+            self._inverses[result.name] = self._lengths[root.name]
         return result
 
     def _affine(self, x: Variable) -> tuple[Node, float, float]:
@@ -263,6 +348,25 @@ class Patterns:
 
 def _shape(value: Value) -> Shape:
     return tuple(value.shape) if isinstance(value, (Variable, Tensor)) else ()
+
+
+def _is_view(index: Tensor, shape: Shape) -> bool:
+    """Whether an index has all entries of a value of this shape in their order."""
+    return torch.equal(index.flatten(), torch.arange(1, math.prod(shape) + 1))
+
+
+def _meets_own_line(index: Tensor, kept: Shape, shape: Shape) -> bool:
+    """Whether entries of what has one for each line of a shape, beside it, are those of the same line."""
+    if tuple(torch.broadcast_shapes(index.shape, shape)) != shape:
+        return False
+    own = torch.arange(1, math.prod(kept) + 1).reshape(kept)
+    return torch.equal(index.expand(shape), own.expand(shape))
+
+
+def _is_sum(linear: AxisMatrix) -> bool:
+    """Whether all entries along an axis become one, by the same positive factor."""
+    first = linear.matrix.flatten()[:1]
+    return linear.matrix.shape[0] == 1 and bool((linear.matrix == first).all()) and bool((first > 0).all())
 
 
 def _largest_column_sum(linear: LinearMap) -> float | None:

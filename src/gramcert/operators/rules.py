@@ -9,8 +9,8 @@ from torch import Tensor
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode, pad
 from gramcert.operators import elementwise
-from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Joint, Nonlinear, Variable
-from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, Shape
+from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Nonlinear, Variable
+from gramcert.operators.linear import AxisMatrix, Convolve, Scale, Shape
 from gramcert.rounding import absolute_sums, gamma, root_up, up
 
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -82,7 +82,7 @@ def convolution(
 
 def matrix(b: Builder, x: Variable, weight: Tensor, axis: int = -1, name: str = "matrix") -> Variable:
     """A constant matrix (outputs, inputs) along one axis."""
-    axis = _axis(axis, x.dim)
+    axis = axis_of(axis, x.dim)
     weight = exact(weight)
     if weight.dim() != 2 or weight.shape[1] != x.shape[axis]:
         raise BadModel(f"a matrix of shape {tuple(weight.shape)} got an input of shape {x.shape}")
@@ -137,7 +137,7 @@ def average(b: Builder, x: Variable, windows: list[Tensor], name: str = "average
 
 def reduce_linear(b: Builder, x: Variable, axes: list[int], *, keep: bool, mean: bool) -> Variable:
     """The mean or the sum over some axes."""
-    axes = [_axis(axis, x.dim) for axis in axes] if axes else list(range(x.dim))
+    axes = [axis_of(axis, x.dim) for axis in axes] if axes else list(range(x.dim))
     shape = tuple(1 if axis in axes else n for axis, n in enumerate(x.shape))
     for axis in axes:
         count = x.shape[axis]
@@ -147,6 +147,14 @@ def reduce_linear(b: Builder, x: Variable, axes: list[int], *, keep: bool, mean:
     if not keep:
         shape = tuple(n for axis, n in enumerate(shape) if axis not in axes)
     return b.moved(x, lambda places: places.reshape(shape))
+
+
+def cumulative_sum(b: Builder, x: Variable, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Variable:
+    """Of all entries before each one along an axis, itself included or not: a triangular matrix."""
+    count = x.shape[axis]
+    _require_room(count * count)
+    weight = torch.ones(count, count, dtype=torch.float64).tril(-1 if exclusive else 0)
+    return matrix(b, x, weight.T.contiguous() if reverse else weight, axis, "cumulative sum")
 
 
 def padded(b: Builder, x: Variable, pairs: list[tuple[int, int]], mode: PaddingMode) -> Variable:
@@ -292,7 +300,7 @@ def prelu(b: Builder, x: Variable, weight: Tensor) -> Variable:
 
 def softmax(b: Builder, x: Variable, axis: int, *, log: bool = False) -> Variable:
     r"""½ for the softmax: diag(p) - ppᵀ is largest at p = (½, ½, 0, …). √n for its logarithm: I - 1pᵀ at p = e_1."""
-    count = x.shape[_axis(axis, x.dim)]
+    count = x.shape[axis_of(axis, x.dim)]
     if count == 1:
         return b.nonlinear(x, Nonlinear(0.0, "softmax", why="of one entry it is constant"))
     if log:
@@ -311,66 +319,8 @@ def normalised(b: Builder, x: Variable, count: int, epsilon: float, like: torch.
     return b.nonlinear(x, Nonlinear(up(constant), name, why=f"1/√ε with ε = {epsilon:.3g}, where entries are equal"))
 
 
-# Several values
-
-
-def concatenated(b: Builder, parts: list[Variable | Tensor], axis: int) -> Variable:
-    """Side by side: parts of one value make a move of its entries, maxima and minima of the same two a sorting."""
-    shapes = [tuple(part.shape) for part in parts]
-    axis = _axis(axis, len(shapes[0]))
-    if any(s[:axis] != shapes[0][:axis] or s[axis + 1 :] != shapes[0][axis + 1 :] for s in shapes):
-        raise BadModel(f"shapes {shapes} cannot be side by side on axis {axis}")
-    shape = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
-    variables = [part for part in parts if isinstance(part, Variable)]
-    if len(variables) == 1 and len(parts) == 1:
-        return b.same(variables[0])
-    stacked = _stacked_moves(b, parts, axis)
-    if stacked is not None:
-        return stacked
-    if len(parts) == 2 and len(variables) == 2:
-        first, second = (b.node(part) for part in variables)
-        names = {node.operation.name for node in (first, second) if isinstance(node.operation, Joint)}
-        if names == {"maximum", "minimum"} and set(first.inputs) == set(second.inputs) and len(set(first.inputs)) == 2:
-            pair: list[Variable | Tensor] = [Variable(name, b.graph.nodes[name].shape) for name in first.inputs]
-            if all(tuple(part.shape) == first.shape for part in pair):
-                together = concatenated(b, pair, axis)
-                return b.nonlinear(together, Nonlinear(1.0, "max-min", why="a permutation of its input"))
-    return b.joint(variables, "concatenate", shape)
-
-
-def _stacked_moves(b: Builder, parts: list[Variable | Tensor], axis: int) -> Variable | None:
-    """Parts that are entries of one and the same value, or constants, as one move of its entries."""
-    origins, moves = set(), []
-    for part in parts:
-        if isinstance(part, Tensor):
-            moves.append(torch.zeros(part.shape, dtype=torch.int64))
-            continue
-        node = b.node(part)
-        if isinstance(node.operation, Move):
-            origins.add(node.inputs[0])
-            moves.append(node.operation.index)
-        else:
-            origins.add(node.name)
-            count = math.prod(part.shape)
-            moves.append(torch.arange(1, count + 1).reshape(part.shape))
-    if len(origins) != 1:
-        return None
-    origin = b.graph.nodes[origins.pop()]
-    return b.linear(
-        Variable(origin.name, origin.shape), Move(origin.shape, torch.cat(moves, axis), None, "concatenate")
-    )
-
-
-def extremum(b: Builder, first: Variable, second: Variable, name: str) -> Variable:
-    """The larger, or the smaller, of two values: |max(a, b) - max(a', b')| <= max(|a - a'|, |b - b'|)."""
-    shape = tuple(torch.broadcast_shapes(first.shape, second.shape))
-    pair = [
-        x if x.shape == shape else b.moved(x, lambda places: places.expand(shape), "expand") for x in (first, second)
-    ]
-    return b.joint(pair, name, shape)
-
-
-def _axis(axis: int, dim: int) -> int:
+def axis_of(axis: int, dim: int) -> int:
+    """An axis counted from the first."""
     if not -dim <= axis < max(dim, 1):
         raise BadModel(f"axis {axis} of a value with {dim} axes")
     return axis % dim if dim else 0
