@@ -61,9 +61,15 @@ CONSTANT = _words(
     "maximum minimum cat stack matmul mm bmm full zeros ones arange full_like zeros_like ones_like scalar_tensor "
     "clone contiguous lift_fresh_copy lift_fresh _to_copy to type_as where eq ne lt le gt ge relu "
     "sigmoid tanh norm linalg_vector_norm square rsub linspace floor floor_divide remainder logical_not "
-    "logical_and logical_or sin cos _weight_norm _weight_norm_interface var std softmax _softmax log_softmax eye "
-    "new_zeros new_ones new_full"
+    "logical_and logical_or logical_xor sin cos _weight_norm _weight_norm_interface var std softmax _softmax "
+    "log_softmax _log_softmax eye new_zeros new_ones new_full var_mean std_mean layer_norm native_layer_norm "
+    "group_norm native_group_norm rms_norm cumsum cumprod prod logsumexp einsum mv dot outer addmm baddbmm addmv "
+    "linear kron tensordot meshgrid erf erfc expm1 log1p log2 exp2 tan atan atan2 sinh cosh asinh sign sgn ceil round "
+    "trunc frac fmod gelu silu softplus lerp addcmul addcdiv masked_fill linalg_norm true_divide constant_pad_nd pad "
+    "diag diag_embed isfinite isnan isinf isin bitwise_not bitwise_and bitwise_or all any argmax argmin"
 )
+# The same where they have no statistics, which they would overwrite.
+WITHOUT_STATISTICS = _words("batch_norm native_batch_norm instance_norm")
 SAME = _words(
     "dropout alpha_dropout feature_dropout feature_alpha_dropout clone contiguous to _to_copy type_as "
     "lift_fresh_copy lift_fresh lift detach_copy"
@@ -119,6 +125,7 @@ class Translator(Context):
         self._memory = Memory()
         self.changes: list[str] = []  # calls that overwrite parameters or buffers
         self._shapeless: set[str] = set()  # names of nodes whose shape is not known
+        self._told: set[str] = set()  # and of those whose shape only the program tells, with all that is made of them
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""
@@ -128,6 +135,10 @@ class Translator(Context):
         for call in map(_without_tape, self.program.calls):
             values = {name: self._resolve(value) for name, value in call.arguments.items()}
             result = self._result(call, Arguments(call, values))
+            if not self._told.isdisjoint(x.name for x in variables_in(values)):
+                self._told.update(x.name for x in variables_in(result))
+                # Sizes, and constants of that size.
+                result = result if variables_in(result) else Opaque(f"{call.label}: of a shape that is not known")
             for x in variables_in(result):
                 if not isinstance(self.b.node(x).operation, Unbounded):  # whose type is not known
                     self.types.setdefault(x.name, self._type_after(call, values))
@@ -142,6 +153,10 @@ class Translator(Context):
                 inputs = tuple(self._values[name] for name in shapes if isinstance(self._values[name], Variable))
                 reason = value.reason if isinstance(value, Opaque) else "a result that is not a tensor"
                 value = self.b.unbounded(inputs, (), reason)
+            elif isinstance(value, Variable) and value.name in self._told:
+                # Of another shape, what was left out or multiplied by 0 might not have been.
+                self.b.at(name, "output", [])
+                value = self.b.unbounded((value,), value.shape, str(Consequence()), CONSEQUENCE)
             self.b.output(name, value)
         return self.b.graph
 
@@ -191,7 +206,7 @@ class Translator(Context):
             shape = self.program.shapes.get(name)
             shape = shape if shape is not None and math.prod(shape) <= MOST_ENTRIES else None
             result = self.b.unbounded(inputs, shape or (), reason, CONSEQUENCE if is_consequence else "")
-            self._shapeless |= {result.name} if shape is None else set()
+            (self._shapeless if shape is None else self._told).add(result.name)
             results.append(result)
         return results if len(results) != 1 else results[0]
 
@@ -229,6 +244,8 @@ class Translator(Context):
             known = all(isinstance(value, int) for value in values) and len(values) == 2
             return _INTEGERS[arguments.target](*values) if known else Opaque(f"{arguments.op} of sizes")
         allowed = arguments.op in CONSTANT | VIEWS | COPIES | SPLITS and not arguments.in_place
+        if arguments.op in WITHOUT_STATISTICS:
+            allowed = arguments.values.get("running_mean") is None and arguments.values.get("running_var") is None
         if not allowed or not arguments.target.startswith("aten."):
             return Opaque(f"{arguments.op}: computed from constants by an operator that is not known")
         for value in arguments.values.values():

@@ -13,6 +13,7 @@ from gramcert.operators import rules
 from gramcert.operators.graph import Variable
 from gramcert.operators.resizing import FLOATS, agreed, require_change
 from gramcert.operators.rules import Unknown
+from gramcert.operators.sampling import grid_sampled
 
 # Places of an axis that may be resized: a matrix is made for each.
 LARGEST_RESIZED = 2**13
@@ -165,6 +166,13 @@ def _choices(size: int, out: int, scale: float | None, *, centred: bool) -> list
     if not centred and out == 2 * size:
         choices.append([i // 2 for i in range(out)])
     return choices
+
+
+@rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def _grid_sample(t: Context, a: Arguments) -> Variable:
+    modes, paddings = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    mode, padding = modes[a.get("interpolation_mode", 0)], paddings[a.get("padding_mode", 0)]
+    return grid_sampled(t.b, a.x(), a.weight("grid"), mode, padding, align_corners=bool(a.get("align_corners", False)))
 
 
 def _interpolation(size: int, outputs: int, scale: float | None, cubic: bool, align: bool) -> Tensor:

@@ -24,8 +24,11 @@ FOLDS: dict[str, Fold] = {}
 
 _EACH: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs,
+    "Asinh": torch.asinh,
+    "Atan": torch.atan,
     "Ceil": torch.ceil,
     "Cos": torch.cos,
+    "Cosh": torch.cosh,
     "Erf": torch.erf,
     "Exp": torch.exp,
     "Floor": torch.floor,
@@ -38,7 +41,10 @@ _EACH: dict[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "Sign": torch.sign,
     "Sin": torch.sin,
+    "Sinh": torch.sinh,
+    "Softplus": torch.nn.functional.softplus,
     "Sqrt": torch.sqrt,
+    "Tan": torch.tan,
     "Tanh": torch.tanh,
 }
 _PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -209,6 +215,82 @@ def _matmul(c: Call) -> Tensor:
     if planned.numel() * first.shape[-1] > MOST_PRODUCTS:
         raise Unknown("a product of large constants")
     return torch.matmul(first, second)
+
+
+_BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReduceL1": torch.abs,
+    "ReduceL2": torch.square,
+    "ReduceSumSquare": torch.square,
+    "ReduceLogSumExp": torch.exp,
+}
+_AFTER: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReduceL2": torch.sqrt,
+    "ReduceLogSum": torch.log,
+    "ReduceLogSumExp": torch.log,
+}
+
+
+@fold("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+def _reduce_function(c: Call) -> Tensor:
+    x = c.constant(0, "data")
+    x = _BEFORE[c.op](x) if c.op in _BEFORE else x
+    axes = reduced_axes(c, x.dim())
+    x = x.sum(axes, bool(c.integer("keepdims", 1)), dtype=x.dtype) if axes else x
+    return _AFTER[c.op](x) if c.op in _AFTER else x
+
+
+@fold("Einsum")
+def _einsum(c: Call) -> Tensor:
+    operands, equation = _tensors(c), c.text("equation", "")
+    sizes = torch.einsum(equation, *(operand.to("meta") for operand in operands))
+    bounded(sizes.shape)
+    if math.prod(operand.numel() for operand in operands) > MOST_PRODUCTS:
+        raise Unknown("a product of large constants")
+    return torch.einsum(equation, *operands)
+
+
+@fold("Gemm")
+def _gemm(c: Call) -> Tensor:
+    first, second, *others = _tensors(c)
+    first, second = (
+        value.mT if c.integer(name, 0) else value for name, value in (("transA", first), ("transB", second))
+    )
+    if first.shape[0] * first.shape[1] * second.shape[1] > MOST_PRODUCTS:
+        raise Unknown("a product of large constants")
+    bounded([first.shape[0], second.shape[1]])
+    product = c.real("alpha", 1.0) * (first @ second)
+    return product + c.real("beta", 1.0) * others[0] if others else product
+
+
+@fold("CumSum")
+def _cumsum(c: Call) -> Tensor:
+    x = c.constant(0, "data")
+    if c.integer("exclusive", 0) or c.integer("reverse", 0):
+        raise Unknown("computed from constants in an order that is not known")
+    return x.cumsum(axis_of(int(c.constant(1, "axis")), x.dim()), dtype=x.dtype)
+
+
+@fold("Softmax", "LogSoftmax")
+def _softmax(c: Call) -> Tensor:
+    if c.opset < 13:
+        raise Unknown("computed from constants by an operator that is not known")
+    x = c.constant(0, "data")
+    axis = axis_of(c.integer("axis", -1), x.dim())
+    return x.softmax(axis) if c.op == "Softmax" else x.log_softmax(axis)
+
+
+@fold("InstanceNormalization")
+def _instance_norm(c: Call) -> Tensor:
+    x, scale, bias = _tensors(c)
+    return torch.nn.functional.instance_norm(x, weight=scale, bias=bias, eps=c.real("epsilon", 1e-5))
+
+
+@fold("LayerNormalization")
+def _layer_norm(c: Call) -> Tensor:
+    x, scale, bias = c.constant(0, "data"), c.constant(1, "scale"), c.optional(2, "bias")
+    shape = x.shape[axis_of(c.integer("axis", -1), x.dim()) :]
+    shifts = None if bias is None else bias.expand(shape)
+    return torch.nn.functional.layer_norm(x, shape, scale.expand(shape), shifts, c.real("epsilon", 1e-5))
 
 
 @fold("ReduceProd", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")

@@ -339,21 +339,6 @@ def _concat(t: Context, c: Call) -> Variable:
     return t.shifted(result) if any(isinstance(part, Tensor) and bool(part.any()) for part in parts) else result
 
 
-@rule("ScatterND")
-def _scatter_nd(t: Context, c: Call) -> Variable:
-    data, indices, updates = c.get(0), c.constant(1, "indices").long(), c.get(2)
-    if data is None or updates is None or c.text("reduction", "none") != "none":
-        raise Unknown("a reduction")
-    shape = bounded(data.shape)
-    target = torch.zeros(shape, dtype=torch.int64)
-    count = math.prod(updates.shape)
-    target[tuple(indices.unbind(-1))] = torch.arange(1, count + 1).reshape(updates.shape)
-    written = target > 0
-    if int(written.sum()) != count:
-        raise Unknown("indices that occur twice")
-    return merged(t.patterns, updates, target[written] - 1, data, written)
-
-
 @rule("Shape", "Size")
 def _shape(t: Context, c: Call) -> Tensor:
     return sizes_of(c, c.x().shape)

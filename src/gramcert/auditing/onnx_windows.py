@@ -23,6 +23,7 @@ from gramcert.auditing.onnx_folding import reduced_axes
 from gramcert.auditing.onnx_layers import pads, per_axis
 from gramcert.operators import rules
 from gramcert.operators.graph import Nonlinear, Variable
+from gramcert.operators.joining import extreme_entry
 from gramcert.operators.resizing import FLOATS, agreed, agreed_size, require_change
 from gramcert.operators.rules import Unknown
 from gramcert.rounding import gamma, root_up
@@ -124,8 +125,9 @@ def _reduced(t: Context, c: Call, axes: list[int], *, keep: bool) -> Variable:
     """One entry of disjoint groups: its gradient is no longer than 1."""
     x = c.x()
     shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes)
-    names = {"ReduceL2": "l2 norm", "GlobalLpPool": "l2 norm", "ReduceLogSumExp": "log sum exp"}
-    name = names.get(c.op, "largest entry")
+    if c.op in ("ReduceMax", "ReduceMin", "GlobalMaxPool"):
+        return extreme_entry(t.b, x, axes, shape, largest=c.op != "ReduceMin")
+    name = "log sum exp" if c.op == "ReduceLogSumExp" else "l2 norm"
     return t.b.nonlinear(x, Nonlinear(1.0, name, why="of disjoint parts, each with a gradient of at most 1"), shape)
 
 

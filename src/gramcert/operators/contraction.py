@@ -71,8 +71,19 @@ def matrix_labels(first: int, second: int) -> tuple[Labels, Labels, Labels]:
     return one, two, [*batch, *("i" if first > 1 else ""), *("k" if second > 1 else "")]
 
 
-def contracted(b: Builder, x: Variable, labels: Labels, constants: list[Constant], output: Labels) -> Variable:
-    """The sum of products, of which x is one factor and the constants are the others."""
+def contracted(
+    b: Builder, x: Variable, labels: Labels, constants: list[Constant], output: Labels, distance: float = 0.0
+) -> Variable:
+    """The sum of products, of which x is one factor and the constants are the others.
+
+    Args:
+        b: where it is made.
+        x: the value that depends on the input.
+        labels: of its axes.
+        constants: with theirs.
+        output: labels of the result.
+        distance: of a single constant from the true one, in the Frobenius norm.
+    """
     x, labels = _without_repeats(b, x, labels)
     factors = [_diagonal(exact(constant), names) for constant, names in constants]
     sizes = dict(zip(labels, x.shape, strict=True))
@@ -88,7 +99,8 @@ def contracted(b: Builder, x: Variable, labels: Labels, constants: list[Constant
         labels = [label for axis, label in enumerate(labels) if axis not in alone]
     if not factors:
         return _ordered(b, x, labels, output)
-    weight, names, distance = _multiplied(factors, {*labels, *output})
+    weight, names, rounding = _multiplied(factors, {*labels, *output})
+    distance = up(distance + rounding) if rounding else distance
     # A batch of one matrix is a matrix.
     single = [label for label in names if label in labels and label in output and sizes[label] == 1]
     weight = weight.squeeze([names.index(label) for label in single]) if single else weight

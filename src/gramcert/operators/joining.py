@@ -31,12 +31,12 @@ def entries(graph: Graph, name: str) -> Entries:
     node = graph.nodes[name]
     index = torch.arange(1, math.prod(node.shape) + 1).reshape(node.shape)
     while isinstance(node.operation, Move):
-        index = _through(node.operation.index, index)
+        index = through(node.operation.index, index)
         node = graph.nodes[node.inputs[0]]
     return Entries(node.name, index)
 
 
-def _through(places: Tensor, index: Tensor) -> Tensor:
+def through(places: Tensor, index: Tensor) -> Tensor:
     """Where entries that have an index into these places come from."""
     return torch.cat([places.new_zeros(1), places.flatten()])[index]
 
@@ -140,7 +140,7 @@ def _sorted_pairs(b: Builder, parts: list[Entries]) -> list[Entries]:
         made[key] = made.get(key) or _sorted(b, b.graph.nodes[part.origin])
         (x, axis) = made[key]
         places = torch.arange(1, math.prod(x.shape) + 1).reshape(x.shape).select(axis, -1 if largest else 0)
-        result.append(Entries(x.name, _through(places, part.index)))
+        result.append(Entries(x.name, through(places, part.index)))
     return result
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gramcert.operators import elementwise
 from gramcert.operators.graph import Builder, Node, Nonlinear, Unbounded, Variable
-from gramcert.operators.joining import entries
+from gramcert.operators.joining import entries, through
 from gramcert.operators.linear import AxisMatrix, LinearMap, Move, Scale, Shape
 from gramcert.operators.polynomials import Shifts, is_tanh_gelu, polynomial
 from gramcert.operators.rules import Unknown, activation, axis_of, exact, normalised, reduce_linear, times, typed
@@ -122,17 +122,30 @@ class Patterns:
         return result
 
     def _normalised(self, x: Variable, length: Variable, table: dict[str, Length]) -> Variable | None:
-        """X divided by its length, if each entry meets that of its own line."""
-        part = entries(self.b.graph, length.name)
-        found = table.get(part.origin)
-        if found is None or self._itself(found.of) != self._itself(x.name):
+        """X divided by a multiple of its length, or times one of its inverse; each entry by that of its own line."""
+        part, factor = entries(self.b.graph, length.name), 1.0
+        index, node = part.index, self._node(part.origin)
+        while self._is_multiple(node):
+            assert isinstance(node.operation, Scale)
+            factor *= float(node.operation.factors)
+            part = entries(self.b.graph, node.inputs[0])
+            index, node = through(part.index, index), self._node(part.origin)
+        found = table.get(node.name)
+        if found is None or factor == 0 or self._itself(found.of) != self._itself(x.name):
             return None
         kept = tuple(1 if axis in found.axes else size for axis, size in enumerate(x.shape))
-        if not _meets_own_line(part.index, kept, x.shape):
+        if not _meets_own_line(index, kept, x.shape):
             return None
         count = math.prod(x.shape[axis] for axis in found.axes)
         # The number was rounded where it was added.
-        return normalised(self.b, x, count, found.epsilon, torch.float64, "rms norm")
+        result = normalised(self.b, x, count, found.epsilon, torch.float64, "rms norm")
+        return self._times(result, factor if table is self._inverses else 1 / factor)
+
+    def _is_multiple(self, node: Node) -> bool:
+        """Whether it is a value times one number."""
+        if not isinstance(node.operation, Scale) or node.name in self._shifts:
+            return False
+        return node.operation.factors.numel() == 1 and node.operation.error == 0
 
     def _itself(self, name: str) -> str:
         """The value of which another is a copy, in another type or without any change."""
