@@ -124,8 +124,7 @@ class Translator(Context):
         self._values: dict[str, Any] = dict(program.tensors)
         self._memory = Memory()
         self.changes: list[str] = []  # calls that overwrite parameters or buffers
-        self._shapeless: set[str] = set()  # names of nodes whose shape is not known
-        self._told: set[str] = set()  # and of those whose shape only the program tells, with all that is made of them
+        self._told: set[str] = set()  # nodes whose shape only the program tells, with all that is made of them
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""
@@ -187,14 +186,14 @@ class Translator(Context):
                 raise Unknown("arguments that torch's operator does not have")
             if not inputs:
                 return self._constant(arguments)
-            if any(x.name in self._shapeless for x in inputs):
-                raise Consequence
             if call.target == "getitem":
                 whole = arguments.values["a"]
                 if isinstance(whole, Variable):  # where there should be a list
                     lost = isinstance(self.b.node(whole).operation, Unbounded)
                     raise Consequence if lost else Unknown("results that are not followed one by one")
                 return arguments.values["a"][arguments.values["b"]]
+            if any(x.name in self.shapeless for x in inputs):
+                raise Consequence
             return self._translated(arguments)
         except Exception as error:  # whatever a rule stumbles over, the value has no constant
             return self._lost(call, inputs, f"{arguments.op}: {reason_of(error)}", isinstance(error, Consequence))
@@ -206,7 +205,7 @@ class Translator(Context):
             shape = self.program.shapes.get(name)
             shape = shape if shape is not None and math.prod(shape) <= MOST_ENTRIES else None
             result = self.b.unbounded(inputs, shape or (), reason, CONSEQUENCE if is_consequence else "")
-            (self._shapeless if shape is None else self._told).add(result.name)
+            (self.shapeless if shape is None else self._told).add(result.name)
             results.append(result)
         return results if len(results) != 1 else results[0]
 

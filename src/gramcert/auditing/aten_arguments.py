@@ -23,6 +23,7 @@ class Context:
         self.b = Builder()
         self.patterns = Patterns(self.b)
         self.types = self.b.graph.types  # of values that depend on the input, by the names of their nodes
+        self.shapeless: set[str] = set()  # names of nodes whose shape is not known
 
     def like(self, *values: Any) -> torch.dtype:
         """The type that scalars are rounded to beside these values: float32 also for half precision."""
@@ -210,4 +211,6 @@ def with_bias(t: Context, a: Arguments, x: Variable) -> Variable:
 
 def further_results(t: Context, a: Arguments, count: int) -> list[Variable]:
     """Further results, of which nothing is known."""
-    return [t.b.unbounded((a.x(),), (), f"{a.op}: its further results are not followed") for _ in range(count)]
+    results = [t.b.unbounded((a.x(),), (), f"{a.op}: its further results are not followed") for _ in range(count)]
+    t.shapeless.update(x.name for x in results)
+    return results
