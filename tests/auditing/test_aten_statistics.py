@@ -82,6 +82,13 @@ def test_a_file_has_the_constant_of_the_module(tmp_path):
         assert gramcert.audit(path, ROWS).upper == gramcert.audit(model, ROWS).upper < math.inf
 
 
+def test_the_mean_of_the_negative_value_is_no_centring():
+    """Finite: 2, at a constant vector."""
+    model = function(lambda x: -x - x.mean(-1, keepdim=True))
+    found = gramcert.audit(model, (6,))
+    assert 2 - 1e-12 <= float(jacobian_norm(model, torch.zeros(1, 6))) <= found.upper <= 2 * (1 + 1e-2)
+
+
 class Standardised(nn.Conv2d):
     """A convolution whose weight is standardised each time."""
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.aten_arguments import Arguments, Context, Rule, known, registering, run
-from gramcert.operators import indexing
+from gramcert.operators import indexing, rules
 from gramcert.operators.graph import Variable
 from gramcert.operators.indexing import positions, written
 from gramcert.operators.rules import Unknown
@@ -47,7 +47,8 @@ def _written(t: Context, a: Arguments) -> Variable:
     )
     values = _fitting(t, values, targets, cut=a.op.startswith("scatter"))
     if (alpha := a.number("alpha", 1)) != 1:
-        values = t.b.scaled(values, alpha) if isinstance(values, Variable) else values * alpha
+        is_variable = isinstance(values, Variable)
+        values = rules.times(t.b, values, alpha, t.like(values)) if is_variable else values * alpha
     add = a.op in ("scatter_add", "index_add") or bool(a.get("accumulate", False))
     return written(t.patterns, base, targets, values, add=add)
 

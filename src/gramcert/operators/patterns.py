@@ -44,7 +44,9 @@ class Patterns:
         self._lengths: dict[str, Length] = {}
         self._inverses: dict[str, Length] = {}  # 1/√ of these
         self._cubes: set[str] = set()  # the names of x³
-        self._centred: dict[tuple[str, frozenset[int]], Variable] = {}  # values minus their means over axes
+        self._centred: dict[
+            tuple[str, frozenset[int], torch.dtype | None], Variable
+        ] = {}  # values minus their means over axes
 
     def shifted(self, x: Variable, amount: float | None) -> Variable:
         """A value plus a number, or plus other constants."""
@@ -150,7 +152,7 @@ class Patterns:
     def _itself(self, name: str) -> str:
         """The value of which another is a copy, in another type or without any change."""
         node = self._node(name)
-        while self._is_shift(node) and node.name not in self._shifts:
+        while self._is_multiple(node) and isinstance(node.operation, Scale) and float(node.operation.factors) == 1:
             node = self._node(node.inputs[0])
         return node.name
 
@@ -234,7 +236,7 @@ class Patterns:
         name = self._itself(x.name)
         if not axes or self._itself(node.name) != name or not _meets_own_line(part.index, kept, x.shape):
             return None
-        key = name, frozenset(axes)
+        key = name, frozenset(axes), self.b.graph.types.get(x.name)  # beside which numbers are rounded
         if key not in self._centred:
             operation = Nonlinear(1.0, "centring", why="an orthogonal projection")
             self._centred[key] = self.b.nonlinear(x, operation)
@@ -342,9 +344,6 @@ class Patterns:
             scale *= float(node.operation.factors)
             node = self._node(node.inputs[0])
             yield node, scale, shift if shifts <= 1 else math.nan  # sums of several might cancel by rounding
-
-    def _is_shift(self, node: Node) -> bool:
-        return isinstance(node.operation, Scale) and node.operation.factors.numel() == 1 and node.operation.size == 1
 
     def _known(self, node: Node, name: str) -> Variable:
         return activation(self.b, self._variable(node.name), name)

@@ -41,7 +41,7 @@ def grid_sampled(b: Builder, x: Variable, grid: Tensor, mode: str, padding: str,
         index = _nearest(lines, places, sizes)
         taken = b.moved(flat, lambda before: _taken(before, index), "grid sample")
     else:
-        taken = _interpolated(b, flat, places, sizes)
+        taken = _interpolated(b, flat, places, sizes, float(lines.abs().max()))
     return b.moved(taken, lambda before: before.reshape(*x.shape[:2], *outputs))
 
 
@@ -79,7 +79,7 @@ def _taken(places: Tensor, index: Tensor) -> Tensor:
     return padded.gather(2, index[:, None].expand(-1, places.shape[1], -1))
 
 
-def _interpolated(b: Builder, x: Variable, places: list[Tensor], sizes: tuple[int, ...]) -> Variable:
+def _interpolated(b: Builder, x: Variable, places: list[Tensor], sizes: tuple[int, ...], farthest: float) -> Variable:
     batch, outputs = places[0].shape
     pixels, axes = math.prod(sizes), len(sizes)
     if batch * outputs * pixels > MOST_MATRIX:
@@ -94,9 +94,8 @@ def _interpolated(b: Builder, x: Variable, places: list[Tensor], sizes: tuple[in
             weight = weight * (ratio if step else 1 - ratio) * ((pixel >= 0) & (pixel < size))
             index = index * size + pixel.clamp(0, size - 1)
         matrix.scatter_add_(2, index[..., None], weight[..., None])
-    # Each of up to 3 pixels along each axis, around a place that is off by 16 roundings, may have a weight that is
-    # off by as much for each of its factors.
-    farthest = max(float(place.abs().max()) for place in places)
-    entry = up(axes * up(gamma(32) * (1 + farthest + max(sizes))))
+    # Each of up to 3 pixels along each axis, around a place that is off by 16 roundings of what it was before it was
+    # reflected, may have a weight that is off by as much for each of its factors.
+    entry = up(axes * up(gamma(32) * ((1 + farthest) * max(sizes) + 1)))
     distance = up(entry * root_up(batch * outputs * 3.0**axes))
     return contracted(b, x, ["n", "c", "s"], [(matrix, ["n", "p", "s"])], ["n", "c", "p"], distance)
