@@ -47,8 +47,8 @@ def _written(t: Context, a: Arguments) -> Variable:
     )
     values = _fitting(t, values, targets, cut=a.op.startswith("scatter"))
     if (alpha := a.number("alpha", 1)) != 1:
-        is_variable = isinstance(values, Variable)
-        values = rules.times(t.b, values, alpha, t.like(values)) if is_variable else values * alpha
+        like = t.like(values)
+        values = rules.times(t.b, values, alpha, like) if isinstance(values, Variable) else values * alpha
     add = a.op in ("scatter_add", "index_add") or bool(a.get("accumulate", False))
     return written(t.patterns, base, targets, values, add=add)
 

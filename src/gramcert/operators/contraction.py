@@ -82,7 +82,7 @@ def contracted(
         labels: of its axes.
         constants: with theirs.
         output: labels of the result.
-        distance: of a single constant from the true one, in the Frobenius norm.
+        distance: of a single constant, of which no axis is summed alone, from the true one in the Frobenius norm.
     """
     x, labels = _without_repeats(b, x, labels)
     factors = [_diagonal(exact(constant), names) for constant, names in constants]
