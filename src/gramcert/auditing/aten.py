@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.auditing import aten_functions, aten_layers, aten_windows
+from gramcert.auditing import (
+    aten_functions,
+    aten_indexing,
+    aten_layers,
+    aten_products,
+    aten_statistics,
+    aten_windows,
+)
 from gramcert.auditing.aten_arguments import (
     Arguments,
     Context,
@@ -41,7 +48,7 @@ VIEWS = _words(
 )
 COPIES = _words(
     "repeat flip roll tile index_select repeat_interleave rot90 pixel_shuffle pixel_unshuffle channel_shuffle "
-    "native_channel_shuffle index tril triu im2col"
+    "native_channel_shuffle index tril triu im2col gather take take_along_dim"
 )
 SPLITS = _words("split split_with_sizes chunk unbind tensor_split")
 
@@ -54,18 +61,21 @@ CONSTANT = _words(
     "maximum minimum cat stack matmul mm bmm full zeros ones arange full_like zeros_like ones_like scalar_tensor "
     "clone contiguous lift_fresh_copy lift_fresh _to_copy to type_as where eq ne lt le gt ge relu "
     "sigmoid tanh norm linalg_vector_norm square rsub linspace floor floor_divide remainder logical_not "
-    "logical_and logical_or sin cos _weight_norm _weight_norm_interface var std softmax _softmax log_softmax eye "
-    "new_zeros new_ones new_full"
+    "logical_and logical_or logical_xor sin cos _weight_norm _weight_norm_interface var std softmax _softmax "
+    "log_softmax _log_softmax eye new_zeros new_ones new_full var_mean std_mean layer_norm native_layer_norm "
+    "group_norm native_group_norm rms_norm cumsum cumprod prod logsumexp einsum mv dot outer addmm baddbmm addmv "
+    "linear kron tensordot meshgrid erf erfc expm1 log1p log2 exp2 tan atan atan2 sinh cosh asinh sign sgn ceil round "
+    "trunc frac fmod gelu silu softplus lerp addcmul addcdiv masked_fill linalg_norm true_divide constant_pad_nd pad "
+    "diag diag_embed isfinite isnan isinf isin bitwise_not bitwise_and bitwise_or all any argmax argmin"
 )
 # The same of whole networks, whose inputs may be fixed.
 CONSTANT |= _words(
-    "linear addmm baddbmm conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d "
-    "layer_norm native_layer_norm group_norm batch_norm rms_norm silu gelu elu selu celu leaky_relu hardtanh relu6 "
-    "hardswish hardsigmoid softplus mish prelu log_sigmoid erf expm1 log1p tan atan sinh cosh cumsum masked_fill "
-    "max min embedding "
-    "any all bitwise_not bitwise_and bitwise_or logical_xor avg_pool1d avg_pool2d max_pool2d adaptive_avg_pool2d pad "
-    "constant_pad_nd dropout alpha_dropout feature_dropout feature_alpha_dropout ceil round sign isnan isinf one_hot"
+    "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d elu selu celu leaky_relu "
+    "hardtanh relu6 hardswish hardsigmoid mish prelu log_sigmoid max min embedding avg_pool1d avg_pool2d max_pool2d "
+    "adaptive_avg_pool2d dropout alpha_dropout feature_dropout feature_alpha_dropout one_hot batch_norm"
 )
+# Those that would overwrite statistics, if they had some, in training mode.
+WITHOUT_STATISTICS = _words("native_batch_norm instance_norm")
 SAME = _words(
     "dropout alpha_dropout feature_dropout feature_alpha_dropout clone contiguous to _to_copy type_as "
     "lift_fresh_copy lift_fresh lift detach_copy"
@@ -94,10 +104,18 @@ REASONS = {
 # By which argument an operator chooses entries.
 CHOOSING = {"masked_select": "mask", "masked_scatter": "mask", "masked_fill": "mask", "index_put": "indices"}
 
-RULES: dict[str, Rule] = {**aten_layers.RULES, **aten_windows.RULES, **aten_functions.RULES}
+RULES: dict[str, Rule] = {
+    **aten_layers.RULES,
+    **aten_products.RULES,
+    **aten_indexing.RULES,
+    **aten_windows.RULES,
+    **aten_statistics.RULES,
+    **aten_functions.RULES,
+}
 
-# Operators whose results are new, also where torch makes them of others that may not be.
-FRESH = set(RULES) | set(elementwise.TABLE)
+# Operators whose results are new, also where torch makes them of others that may not be. A sum of one product without
+# any factor is a view.
+FRESH = set(RULES) - {"einsum"} | set(elementwise.TABLE)
 
 _INTEGERS: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -116,7 +134,7 @@ class Translator(Context):
         self._values: dict[str, Any] = dict(program.tensors)
         self._memory = Memory()
         self.changes: list[str] = []  # why calls overwrite parameters or buffers, or may do so
-        self._shapeless: set[str] = set()  # names of nodes whose shape is not known
+        self._told: set[str] = set()  # nodes whose shape only the program tells, with all that is made of them
         self.remedy = "call .eval() first" if program.is_live else self.remedy
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
@@ -127,6 +145,10 @@ class Translator(Context):
         for call in map(_without_tape, self.program.calls):
             values = {name: self._resolve(value) for name, value in call.arguments.items()}
             result = self._result(call, Arguments(call, values))
+            if not self._told.isdisjoint(x.name for x in variables_in(values)):
+                self._told.update(x.name for x in variables_in(result))
+                # Sizes, and constants of that size.
+                result = result if variables_in(result) else Opaque(f"{call.label}: of a shape that is not known")
             for x in variables_in(result):
                 if not isinstance(self.b.node(x).operation, Unbounded):  # whose type is not known
                     self.types.setdefault(x.name, self._type_after(call, values))
@@ -142,6 +164,10 @@ class Translator(Context):
                 inputs = tuple(self._values[name] for name in shapes if isinstance(self._values[name], Variable))
                 reason = value.reason if isinstance(value, Opaque) else "a result that is not a tensor"
                 value = self.b.unbounded(inputs, (), reason)
+            elif isinstance(value, Variable) and value.name in self._told:
+                # Of another shape, what was left out or multiplied by 0 might not have been.
+                self.b.at(name, "output", [])
+                value = self.b.unbounded((value,), value.shape, str(Consequence()), CONSEQUENCE)
             self.b.output(shown, value)
         return self.b.graph
 
@@ -172,14 +198,14 @@ class Translator(Context):
                 raise Unknown("arguments that torch's operator does not have")
             if not inputs:
                 return self._constant(arguments)
-            if any(x.name in self._shapeless for x in inputs):
-                raise Consequence
             if call.target == "getitem":
                 whole = arguments.values["a"]
                 if isinstance(whole, Variable):  # where there should be a list
                     lost = isinstance(self.b.node(whole).operation, Unbounded)
                     raise Consequence if lost else Unknown("results that are not followed one by one")
                 return arguments.values["a"][arguments.values["b"]]
+            if any(x.name in self.shapeless for x in inputs):
+                raise Consequence
             return self._translated(arguments)
         except Exception as error:  # whatever a rule stumbles over, the value has no constant
             return self._lost(call, inputs, f"{arguments.op}: {reason_of(error)}", isinstance(error, Consequence))
@@ -191,7 +217,7 @@ class Translator(Context):
             shape = self.program.shapes.get(name)
             shape = shape if shape is not None and math.prod(shape) <= MOST_ENTRIES else None
             result = self.b.unbounded(inputs, shape or (), reason, CONSEQUENCE if is_consequence else "")
-            self._shapeless |= {result.name} if shape is None else set()
+            (self.shapeless if shape is None else self._told).add(result.name)
             results.append(result)
         return results if len(results) != 1 else results[0]
 
@@ -229,6 +255,8 @@ class Translator(Context):
             return _INTEGERS[arguments.target](*values) if known else Opaque(f"{arguments.op} of sizes")
         allowed = arguments.op in CONSTANT | VIEWS | COPIES | SPLITS and not arguments.in_place
         allowed &= not (arguments.get("train", False) or arguments.get("training", False))
+        if arguments.op in WITHOUT_STATISTICS:
+            allowed = arguments.values.get("running_mean") is None and arguments.values.get("running_var") is None
         if not allowed or not arguments.target.startswith("aten."):
             return Opaque(f"{arguments.op}: computed from constants by an operator that is not known")
         for value in arguments.values.values():

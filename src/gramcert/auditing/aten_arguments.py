@@ -24,6 +24,7 @@ class Context:
         self.patterns = Patterns(self.b)
         self.types = self.b.graph.types  # of values that depend on the input, by the names of their nodes
         self.remedy = "export it again from evaluation mode"  # of layers in training mode
+        self.shapeless: set[str] = set()  # names of nodes whose shape is not known
 
     def like(self, *values: Any) -> torch.dtype:
         """The type that scalars are rounded to beside these values: float32 also for half precision."""
@@ -127,6 +128,8 @@ def run(target: str, values: dict[str, Any]) -> Any:
     _, op, overload = target.split(".")
     function = getattr(getattr(torch.ops.aten, op), overload)
     clean = {name: value for name, value in values.items() if name not in ("pin_memory", "layout", "device")}
+    if isinstance(clean.get("indices"), list):
+        clean["indices"] = [index for given in clean["indices"] for index in _without_mask(given)]
     takes_device = any(argument.name == "device" for argument in function._schema.arguments)
     planned = function(**_on_meta(clean), **({"device": "meta"} if takes_device else {}))
     total = sum(
@@ -137,6 +140,12 @@ def run(target: str, values: dict[str, Any]) -> Any:
     if total > MOST_ENTRIES:
         raise Unknown(f"a constant of {total} entries")
     return function(**clean)
+
+
+def _without_mask(index: Any) -> list[Any]:
+    """Indices for a mask, one for each of its axes: the size of a result must not depend on its entries."""
+    is_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+    return list(index.nonzero().unbind(1)) if is_mask else [index]
 
 
 def require_real(dtype: Any) -> None:
@@ -197,4 +206,6 @@ def spread(t: Context, x: Variable, *others: Any) -> Variable:
 
 def further_results(t: Context, a: Arguments, count: int) -> list[Variable]:
     """Further results, of which nothing is known."""
-    return [t.b.unbounded((a.x(),), (), f"{a.op}: its further results are not followed") for _ in range(count)]
+    results = [t.b.unbounded((a.x(),), (), f"{a.op}: its further results are not followed") for _ in range(count)]
+    t.shapeless.update(x.name for x in results)
+    return results

@@ -1,4 +1,4 @@
-"""Operators of torch: activations, orders and lengths, normalisation, sizes."""
+"""Operators of torch: activations, normalisation, sizes."""
 
 import math
 from typing import Any
@@ -6,18 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gramcert.auditing import aten_statistics
 from gramcert.auditing.aten_arguments import (
     Arguments,
     Context,
     Rule,
     further_results,
     known,
-    number_of,
     registering,
 )
-from gramcert.operators import elementwise, rules
-from gramcert.operators.graph import Nonlinear, Variable
-from gramcert.operators.rounded import selecting
+from gramcert.operators import elementwise, joining, rules
+from gramcert.operators.graph import Variable
 from gramcert.operators.rules import Unknown
 
 RULES: dict[str, Rule] = {"sgn": lambda t, a: rules.activation(t.b, a.x(), "sign")}
@@ -65,23 +64,6 @@ def _limit(value: Any) -> Tensor:
     return torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64).double()
 
 
-@rule("pow", "square")
-def _pow(t: Context, a: Arguments) -> Variable:
-    exponent = 2.0 if a.op == "square" else number_of(a.values["exponent"])
-    if exponent == 2:
-        return rules.activation(t.b, a.x(), "square")
-    if exponent == 0.5:
-        return t.patterns.root(a.x())
-    if exponent == 1:
-        return t.b.same(a.x())
-    return rules.activation(t.b, a.x(), "pow")
-
-
-@rule("sqrt")
-def _sqrt(t: Context, a: Arguments) -> Variable:
-    return t.patterns.root(a.x())
-
-
 @rule("softmax", "_softmax", "log_softmax", "_log_softmax")
 def _softmax(t: Context, a: Arguments) -> Variable:
     return rules.softmax(t.b, a.x(), a.get("dim", -1), log="log" in a.op)
@@ -91,46 +73,14 @@ def _softmax(t: Context, a: Arguments) -> Variable:
 def _extremum(t: Context, a: Arguments) -> Any:
     name = "maximum" if a.op.startswith("max") else "minimum"
     if a.values.get("other") is None:
-        return _largest(t, a)
+        return aten_statistics.largest(t, a)
     first, second = a.values["self"], a.values["other"]
     if isinstance(first, Variable) and isinstance(second, Variable):
-        return rules.extremum(t.b, first, second, name)
+        return joining.extremum(t.b, first, second, name)
     x, constant = (first, second) if isinstance(first, Variable) else (second, first)
     if not isinstance(constant, Tensor):
         raise Unknown("the constant was not computed")
     return rules.clamped(t.b, x, {"min" if name == "maximum" else "max": constant})
-
-
-@rule("amax", "amin")
-def _largest(t: Context, a: Arguments) -> Any:
-    """The largest entry along some axes: no further from each other than the entries."""
-    x, axes = a.x(), a.get("dim", [])
-    axes = [axis % x.dim for axis in ([axes] if isinstance(axes, int) else axes)] or list(range(x.dim))
-    keep = bool(a.get("keepdim", False))
-    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes)
-    result = rules.largest(t.b, x, axes, shape, smallest=a.op in ("amin", "min"))
-    return [result, *further_results(t, a, 1)] if a.parts[-1] == "dim" else result
-
-
-@rule("sort", "msort")
-def _sort(t: Context, a: Arguments) -> Any:
-    axis, down = a.get("dim", -1 if a.op == "sort" else 0), bool(a.get("descending", False))
-    axis = axis % max(1, a.x().dim) + 1
-    compute = selecting(lambda x: x.sort(axis, descending=down).values)
-    result = t.b.nonlinear(a.x(), Nonlinear(1.0, "sort", why="a permutation of its input", compute=compute))
-    return [result, *further_results(t, a, 1)] if a.op == "sort" else result
-
-
-@rule("linalg_vector_norm", "norm")
-def _norm(t: Context, a: Arguments) -> Variable:
-    order = number_of(a.get("ord", a.get("p", 2)))
-    if order != 2:
-        raise Unknown(f"a norm of order {order}")
-    x, axes = a.x(), a.get("dim", [])
-    axes = [axis % x.dim for axis in ([axes] if isinstance(axes, int) else axes)] or list(range(x.dim))
-    keep = bool(a.get("keepdim", False))
-    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes)
-    return rules.length(t.b, x, axes, shape)
 
 
 # Normalisation

@@ -16,7 +16,7 @@ from gramcert.auditing.aten_arguments import (
     require_real,
     spread,
 )
-from gramcert.operators import rules
+from gramcert.operators import joining, rules
 from gramcert.operators.graph import Variable
 from gramcert.operators.rules import Unknown
 from gramcert.rounding import gamma, norm_up, up
@@ -53,40 +53,12 @@ def _linear(t: Context, a: Arguments) -> Variable:
     return rules.biased(t.b, rules.matrix(t.b, a.x(), a.weight()), a.constant("bias"))
 
 
-@rule("addmm")
-def _addmm(t: Context, a: Arguments) -> Variable:
-    if isinstance(a.values["self"], Variable):
-        raise Unknown("a bias that depends on the input")
-    y = _times_alpha(t, _product(t, a.values["mat1"], a.values["mat2"]), a)
-    return _plus_multiple(t, y, a.weight("self"), a.number("beta", 1))
-
-
-@rule("matmul", "mm", "bmm")
-def _matmul(t: Context, a: Arguments) -> Variable:
-    return _product(t, a.values["self"], a.get("other", a.get("mat2")))
-
-
-def _product(t: Context, first: Any, second: Any) -> Variable:
-    if isinstance(first, Variable) and isinstance(second, Variable):
-        raise Unknown("a product of two values that both depend on the input")
-    if isinstance(first, Variable) and isinstance(second, Tensor) and second.dim() == 2:
-        return rules.matrix(t.b, first, second.mT)
-    if isinstance(second, Variable) and isinstance(first, Tensor) and first.dim() == 2 and second.dim >= 2:
-        return rules.matrix(t.b, second, first, axis=-2)
-    raise Unknown("a matrix product with a constant that is not a matrix")
-
-
 def _plus_multiple(t: Context, x: Variable, constant: Any, factor: float) -> Variable:
     """Plus a multiple of a constant, which may be rounded."""
     values, factor = rules.exact(torch.as_tensor(constant), "summand"), rules.typed(factor, t.like(x))
     x, offset = t.b.spread(x, tuple(values.shape)), factor * values
     off = 0.0 if abs(factor) == 1 else up(gamma(2) * norm_up(offset.expand(x.shape)))
     return t.b.shifted(x, offset, off)
-
-
-def _times_alpha(t: Context, x: Variable, a: Arguments) -> Variable:
-    alpha = a.number("alpha", 1)
-    return x if alpha == 1 else rules.times(t.b, x, alpha, t.like(x))
 
 
 @rule("batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm")
@@ -185,7 +157,7 @@ def _cat(t: Context, a: Arguments) -> Variable:
 
 
 def _concatenated(t: Context, parts: list[Any], axis: int) -> Variable:
-    return rules.concatenated(t.b, [known(part) for part in parts], axis)
+    return joining.concatenated(t.b, [known(part) for part in parts], axis)
 
 
 @rule("stack")

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from gramcert.auditing.aten_arguments import Arguments, Context, Rule, further_results, registering, run
 from gramcert.geometry.padding import pad
-from gramcert.operators import rules
+from gramcert.operators import rules, windows
 from gramcert.operators.graph import Variable
 from gramcert.operators.resizing import FLOATS, agreed, require_change
 from gramcert.operators.rules import Unknown
+from gramcert.operators.sampling import grid_sampled
 
 # Places of an axis that may be resized: a matrix is made for each.
 LARGEST_RESIZED = 2**13
@@ -61,7 +62,7 @@ def _max_pool(t: Context, a: Arguments) -> Any:
     stride = a.per_axis("stride", axes, taps) if a.get("stride") else taps
     padding = [(side, side) for side in a.per_axis("padding", axes, 0)]
     dilation = a.per_axis("dilation", axes, 1)
-    result = rules.max_pool(t.b, a.x(), taps, stride, padding, dilation, round_up=bool(a.get("ceil_mode", False)))
+    result = windows.max_pool(t.b, a.x(), taps, stride, padding, dilation, round_up=bool(a.get("ceil_mode", False)))
     return [result, *further_results(t, a, 1)] if a.op.endswith("indices") else result
 
 
@@ -76,9 +77,9 @@ def _avg_pool(t: Context, a: Arguments) -> Variable:
     for size, k, s, p in zip(x.shape[-axes:], taps, stride, padding, strict=True):
         counted = bool(a.get("count_include_pad", True))
         round_up = bool(a.get("ceil_mode", False))
-        window = rules.average_matrix(size, k, s, p, p, round_up=round_up, count_padding=counted)
+        window = windows.average_matrix(size, k, s, p, p, round_up=round_up, count_padding=counted)
         matrices.append((window > 0).double() if divisor else window)
-    x = rules.average(t.b, x, matrices)
+    x = windows.average(t.b, x, matrices)
     return rules.times(t.b, x, float(divisor), torch.float64, divide=True) if divisor else x
 
 
@@ -89,13 +90,13 @@ def _adaptive_avg(t: Context, a: Arguments) -> Variable:
     axes, x = int(a.op[-2]), a.x()
     outputs = _adaptive_outputs(a, axes, x)
     sizes = x.shape[-axes:]
-    return rules.average(t.b, x, [rules.adaptive_matrix(n, m) for n, m in zip(sizes, outputs, strict=True)])
+    return windows.average(t.b, x, [windows.adaptive_matrix(n, m) for n, m in zip(sizes, outputs, strict=True)])
 
 
 @rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def _adaptive_max(t: Context, a: Arguments) -> Any:
     axes = int(a.op[-2])
-    return [rules.adaptive_max(t.b, a.x(), _adaptive_outputs(a, axes, a.x())), *further_results(t, a, 1)]
+    return [windows.adaptive_max(t.b, a.x(), _adaptive_outputs(a, axes, a.x())), *further_results(t, a, 1)]
 
 
 def _adaptive_outputs(a: Arguments, axes: int, x: Variable) -> list[int]:
@@ -135,7 +136,7 @@ def _upsample(t: Context, a: Arguments) -> Variable:
         _interpolation(n, m, scale, "cubic" in a.op, bool(a.get("align_corners", False)))
         for n, m, scale in zip(x.shape[-axes:], sizes, scales, strict=True)
     ]
-    return rules.average(t.b, x, matrices, "upsample")
+    return windows.average(t.b, x, matrices, "upsample")
 
 
 def _nearest(places: Tensor, sizes: list[int], scales: Sequence[float | None], a: Arguments) -> Tensor:
@@ -169,6 +170,13 @@ def _choices(size: int, out: int, scale: float | None, *, centred: bool) -> list
     if not centred and out == 2 * size:
         choices.append([i // 2 for i in range(out)])
     return choices
+
+
+@rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def _grid_sample(t: Context, a: Arguments) -> Variable:
+    modes, paddings = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    mode, padding = modes[a.get("interpolation_mode", 0)], paddings[a.get("padding_mode", 0)]
+    return grid_sampled(t.b, a.x(), a.weight("grid"), mode, padding, align_corners=bool(a.get("align_corners", False)))
 
 
 def _interpolation(size: int, outputs: int, scale: float | None, cubic: bool, align: bool) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.onnx_file import OnnxNode
-from gramcert.operators import rules
 from gramcert.operators.graph import MOST_ENTRIES, Builder, Variable
 from gramcert.operators.linear import Shape
 from gramcert.operators.patterns import Patterns
@@ -166,15 +165,3 @@ class Context:
         """Broadcast to the shape it has together with others."""
         self.count(math.prod(bounded(torch.broadcast_shapes(x.shape, *shapes))))
         return self.b.spread(x, *shapes)
-
-    def merged(self, first: Value, taken: Tensor, second: Value, mask: Tensor) -> Variable:
-        """Where the mask is true the taken places of the flattened first value, elsewhere the entries of the second."""
-        parts = [self._taken(first, taken), self._taken(second, (~mask).flatten().nonzero().flatten())]
-        order = torch.cat([mask.flatten().nonzero(), (~mask).flatten().nonzero()]).flatten().argsort()
-        together = rules.concatenated(self.b, parts, 0)
-        return self.moved(together, lambda places: places[order].reshape(mask.shape))
-
-    def _taken(self, value: Value, taken: Tensor) -> Value:
-        if isinstance(value, Tensor):
-            return rules.exact(value, "constant").flatten()[taken]
-        return self.moved(value, lambda places: places.flatten()[taken], "slice")

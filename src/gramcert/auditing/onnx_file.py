@@ -104,6 +104,7 @@ class OnnxModel:
         tensors: initializers by name.
         outputs: names of the results.
         opset: version of ONNX's own operators.
+        shapes: that the file gives of values; only for people, and to go on behind what is not known.
     """
 
     inputs: dict[str, tuple[int | None, ...]]
@@ -112,6 +113,7 @@ class OnnxModel:
     tensors: dict[str, Tensor]
     outputs: tuple[str, ...]
     opset: int
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def read_onnx(path: Path) -> OnnxModel:
@@ -186,7 +188,20 @@ def _model(proto: Any, tensors: "_Tensors") -> OnnxModel:
     nodes = [_node(node, tensors) for node in graph.node]
     _require_order(nodes, values.keys() | inputs.keys(), [output.name for output in graph.output])
     types = {value.name: DTYPES[value.type.tensor_type.elem_type] for value in given}
-    return OnnxModel(inputs, types, nodes, values, tuple(output.name for output in graph.output), _opset(proto))
+    outputs = tuple(output.name for output in graph.output)
+    return OnnxModel(inputs, types, nodes, values, outputs, _opset(proto), _told_shapes(graph))
+
+
+def _told_shapes(graph: Any) -> dict[str, tuple[int, ...]]:
+    """Of values whose sizes are all given."""
+    shapes = dict[str, tuple[int, ...]]()
+    for value in (*graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if value.type.WhichOneof("value") == "tensor_type" and tensor.HasField("shape"):
+            sizes = tuple(dim.dim_value for dim in tensor.shape.dim)
+            if len(sizes) <= MOST_AXES and min(sizes, default=1) > 0:
+                shapes[value.name] = sizes
+    return shapes
 
 
 def _initializers(graph: Any, tensors: "_Tensors") -> dict[str, Tensor]:
@@ -209,7 +224,8 @@ def _branch(graph: Any, tensors: "_Tensors") -> OnnxBranch:
 
 def _require_text(graph: Any) -> None:
     """Names that are no UTF-8 come out of the parser as bytes."""
-    names = [value.name for part in (graph.initializer, graph.input, graph.output) for value in part]
+    parts = (graph.initializer, graph.input, graph.output, graph.value_info)
+    names = [value.name for part in parts for value in part]
     for node in graph.node:
         names += [node.name, node.op_type, node.domain, node.overload, *node.input, *node.output]
         names += [attribute.name for attribute in node.attribute]

@@ -24,8 +24,11 @@ FOLDS: dict[str, Fold] = {}
 
 _EACH: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs,
+    "Asinh": torch.asinh,
+    "Atan": torch.atan,
     "Ceil": torch.ceil,
     "Cos": torch.cos,
+    "Cosh": torch.cosh,
     "Erf": torch.erf,
     "Exp": torch.exp,
     "Floor": torch.floor,
@@ -38,8 +41,10 @@ _EACH: dict[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "Sign": torch.sign,
     "Sin": torch.sin,
+    "Sinh": torch.sinh,
     "Softplus": torch.nn.functional.softplus,
     "Sqrt": torch.sqrt,
+    "Tan": torch.tan,
     "Tanh": torch.tanh,
 }
 _PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -207,29 +212,88 @@ def _matmul(c: Call) -> Tensor:
     return _product(*_tensors(c))
 
 
-@fold("Gemm")
-def _gemm(c: Call) -> Tensor:
-    first, second, *bias = _tensors(c)
-    first, second = (x.T if c.integer(name, 0) else x for x, name in ((first, "transA"), (second, "transB")))
-    result = _product(first, second) * c.real("alpha", 1.0)
-    return result + bias[0] * c.real("beta", 1.0) if bias else result
-
-
-@fold("LayerNormalization")
-def _layer_norm(c: Call) -> Tensor:
-    x = c.constant(0, "data")
-    sizes = list(x.shape[axis_of(c.integer("axis", -1), x.dim()) :])
-    scale, bias = c.constant(1, "scale").expand(sizes), c.optional(2, "bias")
-    bias = None if bias is None else bias.expand(sizes)
-    return torch.nn.functional.layer_norm(x, sizes, scale, bias, c.real("epsilon", 1e-5))
-
-
 def _product(first: Tensor, second: Tensor) -> Tensor:
     planned = torch.matmul(first.to("meta"), second.to("meta"))
     bounded(planned.shape)
     if planned.numel() * first.shape[-1] > MOST_PRODUCTS:
         raise Unknown("a product of large constants")
     return torch.matmul(first, second)
+
+
+_BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReduceL1": torch.abs,
+    "ReduceL2": torch.square,
+    "ReduceSumSquare": torch.square,
+    "ReduceLogSumExp": torch.exp,
+}
+_AFTER: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReduceL2": torch.sqrt,
+    "ReduceLogSum": torch.log,
+    "ReduceLogSumExp": torch.log,
+}
+
+
+@fold("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+def _reduce_function(c: Call) -> Tensor:
+    x = c.constant(0, "data")
+    x = _BEFORE[c.op](x) if c.op in _BEFORE else x
+    axes = reduced_axes(c, x.dim())
+    x = x.sum(axes, bool(c.integer("keepdims", 1)), dtype=x.dtype) if axes else x
+    return _AFTER[c.op](x) if c.op in _AFTER else x
+
+
+@fold("Einsum")
+def _einsum(c: Call) -> Tensor:
+    operands, equation = _tensors(c), c.text("equation", "")
+    sizes = torch.einsum(equation, *(operand.to("meta") for operand in operands))
+    bounded(sizes.shape)
+    if math.prod(operand.numel() for operand in operands) > MOST_PRODUCTS:
+        raise Unknown("a product of large constants")
+    return torch.einsum(equation, *operands)
+
+
+@fold("Gemm")
+def _gemm(c: Call) -> Tensor:
+    first, second, *others = _tensors(c)
+    first, second = (
+        value.mT if c.integer(name, 0) else value for name, value in (("transA", first), ("transB", second))
+    )
+    if first.shape[0] * first.shape[1] * second.shape[1] > MOST_PRODUCTS:
+        raise Unknown("a product of large constants")
+    bounded([first.shape[0], second.shape[1]])
+    product = c.real("alpha", 1.0) * (first @ second)
+    return product + c.real("beta", 1.0) * others[0] if others else product
+
+
+@fold("CumSum")
+def _cumsum(c: Call) -> Tensor:
+    x = c.constant(0, "data")
+    if c.integer("exclusive", 0) or c.integer("reverse", 0):
+        raise Unknown("computed from constants in an order that is not known")
+    return x.cumsum(axis_of(int(c.constant(1, "axis")), x.dim()), dtype=x.dtype)
+
+
+@fold("Softmax", "LogSoftmax")
+def _softmax(c: Call) -> Tensor:
+    if c.opset < 13:
+        raise Unknown("computed from constants by an operator that is not known")
+    x = c.constant(0, "data")
+    axis = axis_of(c.integer("axis", -1), x.dim())
+    return x.softmax(axis) if c.op == "Softmax" else x.log_softmax(axis)
+
+
+@fold("InstanceNormalization")
+def _instance_norm(c: Call) -> Tensor:
+    x, scale, bias = _tensors(c)
+    return torch.nn.functional.instance_norm(x, weight=scale, bias=bias, eps=c.real("epsilon", 1e-5))
+
+
+@fold("LayerNormalization")
+def _layer_norm(c: Call) -> Tensor:
+    x, scale, bias = c.constant(0, "data"), c.constant(1, "scale"), c.optional(2, "bias")
+    shape = x.shape[axis_of(c.integer("axis", -1), x.dim()) :]
+    shifts = None if bias is None else bias.expand(shape)
+    return torch.nn.functional.layer_norm(x, shape, scale.expand(shape), shifts, c.real("epsilon", 1e-5))
 
 
 @fold("ReduceProd", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")

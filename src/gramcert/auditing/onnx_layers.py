@@ -19,8 +19,9 @@ from gramcert.auditing.onnx_call import (
 from gramcert.auditing.onnx_file import DTYPES
 from gramcert.auditing.onnx_folding import sizes_of
 from gramcert.geometry.padding import PaddingMode, pad
-from gramcert.operators import rules
+from gramcert.operators import contraction, joining, rules
 from gramcert.operators.graph import Unbounded, Variable
+from gramcert.operators.indexing import merged
 from gramcert.operators.linear import Move, Scale, Shape
 from gramcert.operators.rules import REAL, Unknown
 
@@ -150,56 +151,26 @@ def _matmul(t: Context, c: Call) -> Value:
 
 
 def _product(t: Context, first: Value, second: Value) -> Value:
-    """As torch.matmul: a constant matrix acts along one axis, several of them as a grouped convolution."""
+    """As torch.matmul."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return rules.exact(first) @ rules.exact(second)
     if isinstance(first, Variable) and isinstance(second, Variable):
         shapes = (torch.empty(value.shape, device="meta") for value in (first, second))
         return t.b.unbounded((first, second), tuple(torch.matmul(*shapes).shape), _BOTH)
-    x, weight = (first, second) if isinstance(first, Variable) else (second, first)
-    assert isinstance(x, Variable)
-    assert isinstance(weight, Tensor)
-    if not x.dim or not weight.dim():
-        raise Unknown("a product with a number")
-    axis = -1 if x is first or x.dim == 1 else -2
-    if weight.dim() > 2:
-        return _batched(t, x, weight) if x is first else _turned(t, _batched(t, _rows(t, x), weight.mT))
-    if weight.dim() == 1:
-        y = rules.matrix(t.b, x, weight[None], axis)
-        return t.moved(y, lambda places: places.squeeze(axis))
-    return rules.matrix(t.b, x, (weight.T if x is first else weight).contiguous(), axis)
-
-
-def _rows(t: Context, x: Variable) -> Variable:
-    return t.moved(x, lambda places: places.mT, "transpose")
-
-
-def _batched(t: Context, x: Variable, weight: Tensor) -> Variable:
-    """A matrix for each place of a batch."""
-    if x.dim < 2:
-        raise Unknown("a batch of matrices and one vector")
-    batch = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])
-    (rows, inner), (of_weight, outer), groups = x.shape[-2:], weight.shape[-2:], math.prod(batch)
-    bounded([groups, max(rows, outer), inner])
-    if of_weight != inner:
-        raise Unknown(f"a matrix with {of_weight} rows for {inner} entries")
-    columns = t.moved(
-        x, lambda places: places.expand(*batch, rows, inner).mT.reshape(1, groups * inner, rows), "transpose"
-    )
-    kernel = weight.expand(*batch, inner, outer).mT.reshape(groups * outer, inner, 1)
-    y = rules.convolution(t.b, columns, kernel, groups=groups)
-    return t.moved(y, lambda places: places.reshape(*batch, outer, rows).mT, "transpose")
+    one, two, output = contraction.matrix_labels(len(first.shape), len(second.shape))
+    if isinstance(first, Variable):
+        assert isinstance(second, Tensor)
+        return contraction.contracted(t.b, first, one, [(second, two)], output)
+    assert isinstance(second, Variable)
+    return contraction.contracted(t.b, second, two, [(first, one)], output)
 
 
 @rule("CumSum")
 def _cumsum(t: Context, c: Call) -> Variable:
     x = c.x()
     axis = axis_of(int(c.constant(1, "axis")), x.dim)
-    bounded([x.shape[axis], x.shape[axis]])
-    ones = torch.ones(x.shape[axis], x.shape[axis], dtype=torch.float64)
-    weight = ones.tril(-1 if c.integer("exclusive", 0) else 0)
-    weight = weight.T.contiguous() if c.integer("reverse", 0) else weight
-    return rules.matrix(t.b, x, weight, axis, "cumulative sum")
+    exclusive, reverse = (bool(c.integer(name, 0)) for name in ("exclusive", "reverse"))
+    return rules.cumulative_sum(t.b, x, axis, exclusive=exclusive, reverse=reverse)
 
 
 # Sums and products
@@ -269,7 +240,7 @@ def _extremum(t: Context, c: Call) -> Variable:
     assert isinstance(y, Variable)
     y = y if others else t.b.same(y)
     for other in others:
-        y = rules.extremum(t.b, y, other, name) if isinstance(other, Variable) else _clamped(t, y, **{limit: other})
+        y = joining.extremum(t.b, y, other, name) if isinstance(other, Variable) else _clamped(t, y, **{limit: other})
     return y
 
 
@@ -289,17 +260,17 @@ def _clip(t: Context, c: Call) -> Variable:
 def _pow(t: Context, c: Call) -> Variable:
     exponent = c.constant(1, "exponent")
     x = t.spread(c.x(), tuple(exponent.shape))
-    power = float(exponent) if exponent.numel() == 1 else math.nan
-    if power == 2:
-        return rules.activation(t.b, x, "square")
-    if power == 0.5:
-        return t.patterns.root(x)
-    return t.b.same(x) if power == 1 else rules.activation(t.b, x, "pow")
+    return t.patterns.power(x, float(exponent) if exponent.numel() == 1 else None)
 
 
 @rule("Sqrt")
 def _sqrt(t: Context, c: Call) -> Variable:
     return t.patterns.root(c.x())
+
+
+@rule("Reciprocal")
+def _reciprocal(t: Context, c: Call) -> Variable:
+    return t.patterns.reciprocal(c.x())
 
 
 @rule("Sign")
@@ -347,7 +318,7 @@ def _where(t: Context, c: Call) -> Variable:
         t.spread(value, shape) if isinstance(value, Variable) else value.expand(shape) for value in (first, second)
     ]
     mask = condition.bool().expand(shape)
-    return t.merged(values[0], mask.flatten().nonzero().flatten(), values[1], mask)
+    return merged(t.b, values[0], mask.flatten().nonzero().flatten(), values[1], mask)
 
 
 # Moves
@@ -360,22 +331,7 @@ def _concat(t: Context, c: Call) -> Variable:
         if isinstance(part, Tensor):
             rules.exact(part, "constant")
     bounded([sum(math.prod(part.shape) for part in parts)])
-    return rules.concatenated(t.b, parts, c.integer("axis"))
-
-
-@rule("ScatterND")
-def _scatter_nd(t: Context, c: Call) -> Variable:
-    data, indices, updates = c.get(0), c.constant(1, "indices").long(), c.get(2)
-    if data is None or updates is None or c.text("reduction", "none") != "none":
-        raise Unknown("a reduction")
-    shape = bounded(data.shape)
-    target = torch.zeros(shape, dtype=torch.int64)
-    count = math.prod(updates.shape)
-    target[tuple(indices.unbind(-1))] = torch.arange(1, count + 1).reshape(updates.shape)
-    written = target > 0
-    if int(written.sum()) != count:
-        raise Unknown("indices that occur twice")
-    return t.merged(updates, target[written] - 1, data, written)
+    return joining.concatenated(t.b, parts, c.integer("axis"))
 
 
 @rule("Shape", "Size")

@@ -158,3 +158,23 @@ def _trilu(x: Tensor, c: Call) -> Tensor:
     diagonal = c.optional(1, "diagonal")
     offset = 0 if diagonal is None else max(-(2**31), min(2**31, int(diagonal)))
     return x.triu(offset) if c.integer("upper", 1) else x.tril(offset)
+
+
+@move("CenterCropPad")
+def _center(x: Tensor, c: Call) -> Tensor:
+    """Cropped or padded with zeros on both sides, the side that comes last by one more where they cannot be equal."""
+    sizes, axes = c.integers("shape", 1) or [], c.axes(x.dim(), None)
+    axes = list(range(x.dim())) if axes is None else axes
+    if len(sizes) != len(axes) or len(set(axes)) != len(axes) or min(sizes, default=0) < 0:
+        raise Unknown(f"sizes {sizes} of the axes {axes}")
+    wanted = dict(zip(axes, sizes, strict=True))
+    bounded([wanted.get(axis, size) for axis, size in enumerate(x.shape)])
+    for axis, size in wanted.items():
+        have = x.shape[axis]
+        if size <= have:
+            x = x.narrow(axis, (have - size) // 2, size)
+        else:
+            result = x.new_zeros([size if other == axis else n for other, n in enumerate(x.shape)])
+            result.narrow(axis, (size - have) // 2, have).copy_(x)
+            x = result
+    return x

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gramcert.auditing import onnx_functions, onnx_layers, onnx_windows
+from gramcert.auditing import onnx_functions, onnx_indexing, onnx_layers, onnx_transforms, onnx_windows
 from gramcert.auditing.onnx_call import Call, Context, Result, Rule, Value, bounded
 from gramcert.auditing.onnx_file import OnnxModel, OnnxNode
 from gramcert.auditing.onnx_folding import folded
 from gramcert.auditing.onnx_moves import MOVES
 from gramcert.auditing.readable import shown_text
 from gramcert.operators import rules
-from gramcert.operators.graph import CONSEQUENCE, BadModel, Graph, Variable
+from gramcert.operators.graph import CONSEQUENCE, MOST_ENTRIES, BadModel, Graph, Variable
 from gramcert.operators.linear import Shape
 from gramcert.operators.rules import CHOICE, EMBEDDING, REAL, Consequence, Unknown, reason_of
 
@@ -34,7 +34,6 @@ _NAMES = {
     "Asinh": "asinh",
     "Exp": "exp",
     "Log": "log",
-    "Reciprocal": "reciprocal",
     "Tan": "tan",
     "Floor": "floor",
     "Ceil": "ceil",
@@ -56,7 +55,13 @@ _REASONS = {
 # What may be done to integers, which wrap around and are divided by truncation.
 _OF_INTEGERS = {*MOVES, "Cast", "CastLike", "Shape", "Size", "Concat"}
 
-RULES: dict[str, Rule] = {**onnx_layers.RULES, **onnx_windows.RULES, **onnx_functions.RULES}
+RULES: dict[str, Rule] = {
+    **onnx_layers.RULES,
+    **onnx_indexing.RULES,
+    **onnx_windows.RULES,
+    **onnx_transforms.RULES,
+    **onnx_functions.RULES,
+}
 
 
 def graph_of(model: OnnxModel, shapes: dict[str, Shape]) -> Graph:
@@ -86,6 +91,7 @@ class Translator(Context):
         self._values: dict[str, Value] = dict(model.tensors)
         self._inputs: tuple[Variable, ...] = ()
         self._shapeless: set[str] = set()  # names of nodes whose shape is not known
+        self._told: set[str] = set()  # and of those whose shape only the file tells, with all that is made of them
 
     def run(self, shapes: dict[str, Shape]) -> Graph:
         """The graph for inputs of these shapes."""
@@ -96,7 +102,12 @@ class Translator(Context):
         for node in self.model.nodes:
             self._follow(node)
         for name in self.model.outputs:
-            self.b.output(name, self._values[name])
+            value = self._values[name]
+            if isinstance(value, Variable) and value.name in self._told:
+                # Of another shape, what was left out or multiplied by 0 might not have been.
+                self.b.at(shown_text(name), "output", [])
+                value = self.b.unbounded((value,), value.shape, str(Consequence()), CONSEQUENCE)
+            self.b.output(name, value)
         return self.b.graph
 
     def _follow(self, node: OnnxNode) -> None:
@@ -109,19 +120,24 @@ class Translator(Context):
             results = self._results(c, variables)
         except Exception as error:  # a hostile file can make an operator raise anything
             reason = f"{shown_text(node.op_type)}: {shown_text(reason_of(error))}"
-            results = [self._lost(variables, reason, CONSEQUENCE if isinstance(error, Consequence) else "")]
-            results *= len(node.outputs)
+            kind = CONSEQUENCE if isinstance(error, Consequence) else ""
+            results = [self._lost(name, variables, reason, kind) for name in node.outputs]
         for place, name in enumerate(node.outputs):
             if name and place >= len(results):
-                results.append(self._lost(variables, f"{node.op_type}: its output {place + 1} is not followed"))
+                results.append(self._lost(name, variables, f"{node.op_type}: its output {place + 1} is not followed"))
             if name:
                 self._values[name] = results[place]
 
-    def _lost(self, variables: tuple[Variable, ...], reason: str, name: str = "") -> Variable:
-        """A value of which nothing is known; without inputs it may still be random, or use others in its subgraph."""
-        result = self.b.unbounded(variables or self._inputs, (), reason, name)
+    def _lost(self, output: str, variables: tuple[Variable, ...], reason: str, kind: str = "") -> Variable:
+        """A value of which nothing is known but, where the file says it, its shape.
+
+        Without inputs it may still be random, or use others in its subgraph.
+        """
+        shape = self.model.shapes.get(output)
+        shape = shape if shape is not None and math.prod(shape) <= MOST_ENTRIES else None
+        result = self.b.unbounded(variables or self._inputs, shape or (), reason, kind)
         self.types[result.name] = torch.float32
-        self._shapeless.add(result.name)
+        (self._shapeless if shape is None else self._told).add(result.name)
         return result
 
     def _results(self, c: Call, variables: tuple[Variable, ...]) -> list[Value]:
@@ -140,6 +156,10 @@ class Translator(Context):
         result = self._translated(c) if variables else folded(c)
         results: list[Value] = [_plain(part) for part in (result if isinstance(result, list) else [result])]
         self.count(sum(part.numel() for part in results if isinstance(part, Tensor)))
+        if not self._told.isdisjoint(x.name for x in variables):
+            if any(isinstance(part, Tensor) for part in results):  # sizes
+                raise Consequence
+            self._told.update(part.name for part in results if isinstance(part, Variable))
         for part in results:
             if isinstance(part, Variable) and variables and part.name not in self.types:
                 self.types[part.name] = self.type_of(variables[0])

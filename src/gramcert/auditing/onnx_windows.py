@@ -21,8 +21,9 @@ from gramcert.auditing.onnx_call import (
 )
 from gramcert.auditing.onnx_folding import reduced_axes
 from gramcert.auditing.onnx_layers import pads, per_axis
-from gramcert.operators import rules
+from gramcert.operators import rules, windows
 from gramcert.operators.graph import Nonlinear, Variable
+from gramcert.operators.joining import extreme_entry
 from gramcert.operators.resizing import FLOATS, agreed, agreed_size, require_change
 from gramcert.operators.rules import Unknown
 from gramcert.rounding import gamma, root_up
@@ -51,7 +52,7 @@ def _windows(c: Call) -> tuple[list[int], list[int], list[tuple[int, int]], list
 @rule("MaxPool")
 def _max_pool(t: Context, c: Call) -> Variable:
     taps, strides, padding, dilations, round_up = _windows(c)
-    return rules.max_pool(t.b, c.x(), taps, strides, padding, dilations, round_up=round_up)
+    return windows.max_pool(t.b, c.x(), taps, strides, padding, dilations, round_up=round_up)
 
 
 @rule("AveragePool")
@@ -62,11 +63,11 @@ def _average_pool(t: Context, c: Call) -> Variable:
     counted = bool(c.integer("count_include_pad", 0))
     for size, s, pair in zip(x.shape[2:], strides, padding, strict=True):
         bounded([size, (size + sum(pair)) // s])
-    windows = [
-        rules.average_matrix(size, k, s, *pair, round_up=round_up, count_padding=counted)
+    matrices = [
+        windows.average_matrix(size, k, s, *pair, round_up=round_up, count_padding=counted)
         for size, k, s, pair in zip(x.shape[2:], taps, strides, padding, strict=True)
     ]
-    return rules.average(t.b, x, windows)
+    return windows.average(t.b, x, matrices)
 
 
 @rule("LpPool")
@@ -76,7 +77,7 @@ def _lp_pool(t: Context, c: Call) -> Variable:
     _require_two(c)
     if round_up:
         raise Unknown("windows beyond the padding, of which runtimes make different norms")
-    shares, shape = rules.shared_windows(x.shape, rules.window_places(x.shape, taps, strides, padding, dilations))
+    shares, shape = windows.shared_windows(x.shape, windows.window_places(x.shape, taps, strides, padding, dilations))
     constant = 1.0 if shares <= 1 else root_up(shares)
     why = f"√{shares}: a place is in up to {shares} windows"
     return t.b.nonlinear(x, Nonlinear(constant, "l2 pool", why=why), shape)
@@ -124,11 +125,11 @@ def _reduced(t: Context, c: Call, axes: list[int], *, keep: bool) -> Variable:
     """One entry of disjoint groups: its gradient is no longer than 1."""
     x = c.x()
     shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes)
-    if c.op in ("ReduceL2", "GlobalLpPool"):
-        return rules.length(t.b, x, axes, shape)
+    if c.op in ("ReduceMax", "ReduceMin", "GlobalMaxPool"):
+        return extreme_entry(t.b, x, axes, shape, largest=c.op != "ReduceMin")
     if c.op == "ReduceLogSumExp":
-        return t.b.nonlinear(x, Nonlinear(1.0, "log sum exp", why="its gradient is a softmax"), shape)
-    return rules.largest(t.b, x, axes, shape, smallest=c.op == "ReduceMin")
+        return rules.log_sum_exp(t.b, x, axes, shape)
+    return rules.length(t.b, x, axes, shape)
 
 
 @rule("TopK")
@@ -158,7 +159,7 @@ def _resize(t: Context, c: Call) -> Variable:
     mode = c.text("mode", "nearest")
     place = "asymmetric" if plain else c.text("coordinate_transformation_mode", "half_pixel")
     rounding = "floor" if plain else c.text("nearest_mode", "round_prefer_floor")
-    windows: dict[int, Tensor] = {}
+    resized: dict[int, Tensor] = {}
     a = Fraction(c.real("cubic_coeff_a", -0.75))
     for axis, out, scale in zip(axes, outputs, scales, strict=True):
         size = x.shape[axis]
@@ -173,13 +174,13 @@ def _resize(t: Context, c: Call) -> Variable:
             roundings = ["floor", "ceil"] if plain and scale < 1 else [rounding]
             places = _nearest(places, roundings, place, size, scale)
         if places != list(range(size)):
-            windows[axis] = _interpolation(places, size, mode, a)
-    if not windows:
+            resized[axis] = _interpolation(places, size, mode, a)
+    if not resized:
         return t.b.same(x)
-    trailing = range(min(windows), x.dim)
+    trailing = range(min(resized), x.dim)
     bounded([max(x.shape[axis] for axis in trailing)] * 2)
-    matrices = [windows[axis] if axis in windows else torch.eye(x.shape[axis], dtype=EXACT) for axis in trailing]
-    return rules.average(t.b, x, matrices, "upsample")
+    matrices = [resized[axis] if axis in resized else torch.eye(x.shape[axis], dtype=EXACT) for axis in trailing]
+    return windows.average(t.b, x, matrices, "upsample")
 
 
 def _resized(c: Call, sizes: list[int], plain: bool) -> tuple[list[int], list[Fraction]]:

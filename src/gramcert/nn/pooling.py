@@ -12,7 +12,7 @@ from gramcert.arguments import Sizes, axis_sizes
 from gramcert.nn.layer import Layer, expected, names_itself
 from gramcert.nn.outline import Outline
 from gramcert.operators.graph import Variable
-from gramcert.operators.rules import windows_per_place
+from gramcert.operators.windows import windows_per_place
 from gramcert.rounding import root_up
 
 _MEAN: tuple[Any, ...] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)

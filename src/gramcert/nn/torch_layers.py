@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gramcert.geometry.padding import PaddingMode, largest_repetition_of_any_size
-from gramcert.operators import elementwise, rules
+from gramcert.operators import elementwise, rules, windows
 from gramcert.operators.graph import Builder, Nonlinear, Variable
 from gramcert.rounding import root_up
 
@@ -82,8 +82,8 @@ def _max_pool(b: Builder, x: Variable, module: Any) -> Variable:
     if module.return_indices:
         raise rules.Unknown("with return_indices it has two outputs")
     axes = int(type(module).__name__[-2])
-    windows = [_per_axis(value, axes) for value in (module.kernel_size, module.stride, module.dilation)]
-    shares = math.prod(rules.windows_per_place(*axis) for axis in zip(*windows, strict=True))
+    geometry = [_per_axis(value, axes) for value in (module.kernel_size, module.stride, module.dilation)]
+    shares = math.prod(windows.windows_per_place(*axis) for axis in zip(*geometry, strict=True))
     return b.nonlinear(x, Nonlinear(rules.root(shares), "max pool"))
 
 
@@ -92,7 +92,7 @@ def _average_pool(b: Builder, x: Variable, module: Any) -> Variable:
     """√(rows·columns) of absolute sums: each output is a mean, and each place is in so many windows, by 1/taps."""
     axes = int(type(module).__name__[-2])
     taps, stride = _per_axis(module.kernel_size, axes), _per_axis(module.stride, axes)
-    shares = math.prod(rules.windows_per_place(*axis) for axis in zip(taps, stride, strict=True))
+    shares = math.prod(windows.windows_per_place(*axis) for axis in zip(taps, stride, strict=True))
     if getattr(module, "divisor_override", None):
         sums = math.prod(taps) / module.divisor_override
         return b.nonlinear(x, Nonlinear(_root_of(sums * shares / module.divisor_override), "average pool"))

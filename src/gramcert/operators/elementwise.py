@@ -30,6 +30,8 @@ Number = float | Tensor  # a tensor where there is one for each channel
 SILU: Slopes = (-0.09983932012886695, 1.0998393201288673)
 GELU: Slopes = (-0.12890414518515484, 1.1289041451851552)  # exact at t = ±1: (1 + erf 1)/2 + 1/(e·√π)
 GELU_TANH: Slopes = (-0.12899306865877183, 1.1289930686587722)
+# The same with numbers that are off by a few digits: see polynomials.py.
+GELU_BY_TANH: Slopes = (-0.1289935, 1.1289935)
 MISH: Slopes = (-0.1125261223894626, 1.0884981612517283)
 ERF: Slopes = (0.0, 1.128379167095513)  # 2/√π
 # Torch takes 1/6 rounded to float32, which is above it, whatever the type of the input.
@@ -188,6 +190,7 @@ TABLE: dict[str, Function] = {
     "silu": Function(SILU, nn.SiLU),
     "gelu": Function(GELU, nn.GELU),
     "gelu_tanh": Function(GELU_TANH, compute=lambda x: F.gelu(x, approximate="tanh")),
+    "gelu by tanh": Function(GELU_BY_TANH),
     "mish": Function(MISH, nn.Mish, assumed=_SOFTPLUS),
     "erf": Function(ERF),
     "abs": Function(_SIGNED, is_exact=True),

@@ -1,6 +1,7 @@
 """The one internal graph: what each node of a model does, whether it came from torch.export or from ONNX."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -171,6 +172,14 @@ class Variable:
     def dim(self) -> int:
         """Number of axes."""
         return len(self.shape)
+
+
+def added(node: Node) -> float:
+    """What a node adds to a value; NaN where that is not one number."""
+    if not isinstance(node.operation, Shift):
+        return 0.0
+    offset = node.operation.offset
+    return float(offset) if offset is not None and offset.numel() == 1 else math.nan
 
 
 class Builder:

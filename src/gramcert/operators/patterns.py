@@ -1,27 +1,49 @@
 """Values combined with values: without a constant in general, but some combinations are known functions in disguise.
 
-x·sigmoid(kx) is SiLU, x·(1 + erf(kx)) is GELU, √(mean of x²) a pooling, d/√(mean of d² + ε) a normalisation. Each is
-recognised by the nodes it is made of.
+x·sigmoid(kx) is SiLU, x·(1 + erf(kx)) is GELU, √(mean of x²) a pooling, d/√(mean of d² + ε) a normalisation, whatever
+roots, inverses and views it is made of. Each is recognised by its nodes.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gramcert.operators import elementwise
-from gramcert.operators.graph import Builder, Node, Nonlinear, Unbounded, Variable
+from gramcert.operators.graph import Builder, Node, Nonlinear, Unbounded, Variable, added
+from gramcert.operators.joining import entries, through
 from gramcert.operators.linear import AxisMatrix, LinearMap, Move, Scale, Shape, Shift
+from gramcert.operators.polynomials import is_tanh_gelu, polynomial
 from gramcert.operators.reflection import reflected
-from gramcert.operators.rounded import Compute, Rounded, norms, rounding
-from gramcert.operators.rules import activation, exact, normalised, times, typed
-from gramcert.rounding import next_up, root_up, total_up, underflow, up
+from gramcert.operators.rounded import Compute
+from gramcert.operators.rules import (
+    Unknown,
+    activation,
+    axis_of,
+    exact,
+    normalised_by,
+    reduce_linear,
+    times,
+    typed,
+)
+from gramcert.operators.written_out import centring, clamped, divided, gate, root_of, tanh_gate
+from gramcert.rounding import down, gamma, root_up, total_up, up
 
 # What depends on the input, or a constant.
 Value = Variable | Tensor | float
+
+
+@dataclass(frozen=True)
+class Length:
+    """√(c·Σd² + ε), the sum over some axes of d, c > 0."""
+
+    of: str
+    axes: frozenset[int]
+    epsilon: float
+    compute: Compute | None = None
 
 
 class Patterns:
@@ -32,7 +54,11 @@ class Patterns:
         self._zero_tests: dict[str, str] = {}  # the names of x == 0, and of x
         self._guarded: dict[str, str] = {}  # those of where(x == 0, 1, x), and of x
         self._rooted: dict[str, str] = {}  # those of the roots of these, and of x
-        self._lengths: dict[str, _Length] = {}
+        self._lengths: dict[str, Length] = {}
+        self._inverses: dict[str, Length] = {}  # 1/√ of these
+        self._cubes: set[str] = set()  # the names of x³
+        # Values minus their means over axes, by the type that numbers are rounded to beside them.
+        self._centred: dict[tuple[str, frozenset[int], torch.dtype | None], Variable] = {}
 
     def sum(self, first: Value, second: Value, sign: int, like: torch.dtype) -> Variable:
         """The sum, or with sign -1 the difference, of two values of which at least one depends on the input."""
@@ -70,29 +96,92 @@ class Patterns:
             return times(self.b, first, second, like, divide=True)
         shape = tuple(torch.broadcast_shapes(_shape(first), second.shape))
         if isinstance(first, Variable):
-            found = self._lengths.get(second.name)
-            if found is not None and found.origin == first.name and second.dim == first.dim:
-                return normalised(self.b, first, found.count, found.epsilon, like, "rms norm", found.axes)
+            known = self._normalised(first, second, self._lengths)
+            if known is not None:
+                return known
             if self._is_one_plus_size(second, first):
                 return activation(self.b, first, "softsign")
             reason = "a quotient of two values that both depend on the input"
             return self.b.unbounded((first, second), shape, reason)
+        if isinstance(first, (int, float)) or first.numel() == 1:
+            return times(
+                self.b, self.reciprocal(self.b.spread(second, tuple(torch.as_tensor(first).shape))), first, like
+            )
         return self.b.unbounded((second,), shape, "a quotient by a value that depends on the input")
+
+    def reciprocal(self, x: Variable) -> Variable:
+        """1/x, which has no constant; of lengths it is remembered for what is multiplied by it."""
+        result, found = activation(self.b, x, "reciprocal"), entries(self.b.graph, x.name)
+        if found.origin in self._lengths and _is_view(found.index, self._node(found.origin).shape):
+            self._inverses[result.name] = self._lengths[found.origin]
+        return result
+
+    def power(self, x: Variable, exponent: float | None) -> Variable:
+        """Of a number; ``None`` for several."""
+        if exponent == 2:
+            return activation(self.b, x, "square")
+        if exponent == 0.5:
+            return self.root(x)
+        if exponent == -0.5:
+            return self.inverse_root(x)
+        if exponent == -1:
+            return self.reciprocal(x)
+        if exponent == 1:
+            return self.b.same(x)
+        result = activation(self.b, x, "pow")
+        self._cubes |= {result.name} if exponent == 3 else set()
+        return result
+
+    def _normalised(self, x: Variable, length: Variable, table: dict[str, Length]) -> Variable | None:
+        """X divided by a multiple of its length, or times one of its inverse; each entry by that of its own line."""
+        part, factor = entries(self.b.graph, length.name), 1.0
+        index, node = part.index, self._node(part.origin)
+        while self._is_multiple(node):
+            assert isinstance(node.operation, Scale)
+            factor *= float(node.operation.factors)
+            part = entries(self.b.graph, node.inputs[0])
+            index, node = through(part.index, index), self._node(part.origin)
+        found = table.get(node.name)
+        if found is None or factor == 0 or self._itself(found.of) != self._itself(x.name):
+            return None
+        kept = tuple(1 if axis in found.axes else size for axis, size in enumerate(x.shape))
+        if not _meets_own_line(index, kept, x.shape):
+            return None
+        count = math.prod(x.shape[axis] for axis in found.axes)
+        # The number was rounded where it was added.
+        compute = None if found.compute is None else divided(found.compute, found.epsilon, index)
+        result = normalised_by(self.b, x, count, found.epsilon, "rms norm", compute)
+        return self._times(result, factor if table is self._inverses else 1 / factor)
+
+    def _is_multiple(self, node: Node) -> bool:
+        """Whether it is a value times one number."""
+        if not isinstance(node.operation, Scale) or isinstance(node.operation, Shift):
+            return False
+        return node.operation.factors.numel() == 1 and node.operation.error == 0
+
+    def _itself(self, name: str) -> str:
+        """The value of which another is a copy, in another type or without any change."""
+        node = self._node(name)
+        while self._is_multiple(node) and isinstance(node.operation, Scale) and float(node.operation.factors) == 1:
+            node = self._node(node.inputs[0])
+        return node.name
 
     def _product(self, first: Variable, second: Variable) -> Variable:
         if first.name == second.name:
             return activation(self.b, first, "square")
-        if first.shape == second.shape:
-            for x, gate in ((first, second), (second, first)):
-                found = self._gated(x, gate) or self._signed(x, gate)
-                if found is not None:
-                    return found
+        for x, gate in ((first, second), (second, first)):
+            found = self._normalised(x, gate, self._inverses)
+            if found is None and first.shape == second.shape:
+                found = self._gated(x, other) or self._signed(x, other)
+            if found is not None:
+                return found
         shape = tuple(torch.broadcast_shapes(first.shape, second.shape))
-        return self.b.unbounded((first, second), shape, "a product of two values that both depend on the input")
+        reason = "a product of two values that both depend on the input"
+        return self.b.unbounded((first, second), shape, reason, "product")
 
-    def _gated(self, x: Variable, gate: Variable) -> Variable | None:
+    def _gated(self, x: Variable, other: Variable) -> Variable | None:
         """c·x·(a + b·g(kx + s)), k > 0."""
-        node, scale, offset = self._affine(gate)
+        node, scale, offset = self._affine(other)
         if not isinstance(node.operation, Nonlinear):
             return None
         name, numbers = node.operation.name, node.operation.parameters
@@ -103,25 +192,33 @@ class Patterns:
             if is_softplus and is_plain and below.inputs == (x.name,):
                 return self._times(activation(self.b, x, "mish"), scale)
             return None
+        if name == "tanh" and offset == scale:
+            for node, factor, shift in self._multiples(x):
+                found = polynomial(self.b.graph, self._cubes, below.name, node.name)
+                if shift == 0 and found is not None and is_tanh_gelu(found):
+                    compute = tanh_gate(found[1], found[3])
+                    product = activation(self.b, self._variable(node.name), "gelu by tanh", compute)
+                    return self._times(product, 2 * factor * scale)
+            return None
         for origin, factor, stretch, moved in self._common(x, self._variable(below.name)):
             if stretch <= 0:
                 continue
             if name == "clamp" and offset == 0 and all(map(math.isfinite, (moved, *numbers.values()))):
                 # Between the limits kx is at most as large as they and the shift.
                 gain = 1 + abs(moved) + sum(map(abs, numbers.values()))
-                compute = _gate(functools.partial(_clamped, moved, numbers), stretch, gain)
+                compute = gate(functools.partial(clamped, moved, numbers), stretch, gain)
                 product = activation(self.b, origin, "gated clamp", compute, shift=moved, **numbers)
                 return self._times(product, factor * scale)
             if moved != 0:
                 continue
             if name == "sigmoid" and offset == 0:
-                compute = _gate(torch.sigmoid, stretch)
+                compute = gate(torch.sigmoid, stretch)
                 return self._times(activation(self.b, origin, "silu", compute), factor * scale)
             if name == "hardsigmoid" and offset == 0 and stretch == 1:
-                compute = _gate(lambda t: (numbers["alpha"] * t + 0.5).clamp(0, 1), 1.0, 1 + numbers["alpha"])
+                compute = gate(lambda t: (numbers["alpha"] * t + 0.5).clamp(0, 1), 1.0, 1 + numbers["alpha"])
                 return self._times(activation(self.b, origin, "hardswish", compute), factor * scale)
             if name == "erf" and offset == scale:
-                compute = _gate(lambda t: (1 + torch.erf(t)) / 2, stretch)
+                compute = gate(lambda t: (1 + torch.erf(t)) / 2, stretch)
                 return self._times(activation(self.b, origin, "gelu", compute), 2 * factor * scale)
         return None
 
@@ -144,32 +241,32 @@ class Patterns:
 
     def centred(self, x: Variable, mean: Variable) -> Variable | None:
         """A value minus its mean over some of its axes: an orthogonal projection."""
-        node, moves = self.b.node(mean), []
-        while isinstance(node.operation, Move):  # what brings the mean to the shape of x
-            moves.append(node.operation)
-            node = self._node(node.inputs[0])
-        kept, seen = node.shape, 0
+        part = entries(self.b.graph, mean.name)  # what brings the mean to the shape of x
+        node, axes = self._node(part.origin), set[int]()
+        kept = node.shape
         while isinstance(node.operation, AxisMatrix) and node.operation.kind == "mean":
-            node, seen = self._node(node.inputs[0]), seen + 1
-        if not seen or node.name != x.name:
+            axes.add(node.operation.axis)
+            node = self._node(node.inputs[0])
+        name = self._itself(x.name)
+        if not axes or self._itself(node.name) != name or not _meets_own_line(part.index, kept, x.shape):
             return None
-        places = torch.arange(1, math.prod(kept) + 1).reshape(kept)
-        index = places
-        for move in reversed(moves):
-            index = torch.cat([index.new_zeros(1), index.flatten()])[move.index]
-        # Each entry has to meet the mean of its own line.
-        if tuple(torch.broadcast_shapes(index.shape, x.shape)) != x.shape:
-            return None
-        if not torch.equal(index.expand(x.shape), places.expand(x.shape)):
-            return None
-        dims = tuple(1 + axis for axis, (one, other) in enumerate(zip(kept, x.shape, strict=True)) if one != other)
+        key = name, frozenset(axes), self.b.graph.types.get(x.name)
+        if key not in self._centred:
+            why, compute = "an orthogonal projection", centring(tuple(axis + 1 for axis in axes))
+            self._centred[key] = self.b.nonlinear(x, Nonlinear(1.0, "centring", why=why, compute=compute))
+        return self._centred[key]
 
-        def compute(x: Tensor) -> Rounded:
-            """The mean of |x| is no longer than x."""
-            y = x - x.mean(dims, keepdim=True) if dims else torch.zeros_like(x)
-            return y, rounding(math.prod(x.shape[axis] for axis in dims) + 3, next_up(2 * norms(x)), y)
-
-        return self.b.nonlinear(x, Nonlinear(1.0, "centring", why="an orthogonal projection", compute=compute))
+    def variance(self, x: Variable, axes: list[int], *, keep: bool, correction: float) -> Variable:
+        """Σ(x - mean)²/(n - correction) over some axes."""
+        axes = [axis_of(axis, x.dim) for axis in axes] or list(range(x.dim))
+        count = math.prod(x.shape[axis] for axis in axes)
+        if not count > correction:
+            raise Unknown(f"the variance of {count} entries with the correction {correction:g}")
+        centred = self.centred(x, reduce_linear(self.b, x, axes, keep=True, mean=True))
+        assert centred is not None
+        total = reduce_linear(self.b, activation(self.b, centred, "square"), axes, keep=keep, mean=True)
+        factor = count / (count - correction)
+        return total if correction == 0 else self.b.scaled(total, factor, up(gamma(4) * factor))
 
     def _shrunk(self, x: Variable, tanh: Variable) -> Variable | None:
         """The value minus its hyperbolic tangent."""
@@ -211,33 +308,42 @@ class Patterns:
             self._rooted[jumping.name] = self._guarded[x.name]
             return jumping
         node, square, epsilon, axes, is_length = self.b.node(x), 1.0, 0.0, set[int](), True
+        factor = 1.0  # of what is done after the node, as long as that is one number
         maps: list[LinearMap] = []
         while isinstance(node.operation, LinearMap):
             maps.append(node.operation)
-            shift, most = _added(node), _largest_column_sum(node.operation)
+            shift, most = added(node), _largest_column_sum(node.operation)
             if most is None or not shift >= 0:
                 return activation(self.b, x, "sqrt")
             square = up(square * most) if most != 1 else square
-            is_mean = isinstance(node.operation, AxisMatrix) and node.operation.kind == "mean"
-            # For a normalisation: means over axes of d, then only what keeps their order, ε added once.
+            # For a normalisation: sums over axes of d, then only what keeps their order and factors for all of them.
             if isinstance(node.operation, AxisMatrix):
-                is_length = is_length and is_mean
+                is_length = is_length and _is_sum(node.operation)
                 axes.add(node.operation.axis)
+            elif isinstance(node.operation, Scale) and node.operation.factors.numel() == 1:
+                is_length = is_length and not axes and node.operation.size > 0
+                epsilon = down(epsilon + down(factor * shift)) if factor != 1 else epsilon + shift
+                factor = factor * (node.operation.size - node.operation.error)
             else:
-                is_view = isinstance(node.operation, Move) and node.operation.is_view
-                is_length = is_length and not axes and (is_view or self._is_shift(node))
-            epsilon += shift
+                is_length = is_length and not axes and isinstance(node.operation, Move) and node.operation.is_view
             node = self._node(node.inputs[0])
         if not isinstance(node.operation, Unbounded) or node.operation.name != "square":
             return activation(self.b, x, "sqrt")
         origin = self._variable(node.inputs[0])
         constant = root_up(square) if square != 1 else 1.0
-        compute = _root_of(maps[::-1])
+        compute = root_of(maps[::-1])
         why = "the root of the largest column sum"
         result = self.b.nonlinear(origin, Nonlinear(constant, "l2 pool", why=why, compute=compute), x.shape)
-        if is_length and epsilon > 0 and x.shape == tuple(1 if a in axes else n for a, n in enumerate(origin.shape)):
-            count = math.prod(origin.shape[a] for a in axes)
-            self._lengths[result.name] = _Length(origin.name, count, epsilon, tuple(axes))
+        if is_length and epsilon > 0:
+            epsilon = epsilon if factor == 1 else down(epsilon * (1 - 2.0**-40))
+            self._lengths[result.name] = Length(origin.name, frozenset(axes), epsilon, compute)
+        return result
+
+    def inverse_root(self, x: Variable) -> Variable:
+        """1/√x, which has no constant; of lengths it is remembered for what is multiplied by it."""
+        root, result = self.root(x), activation(self.b, x, "rsqrt")
+        if root.name in self._lengths:
+            self._inverses[result.name] = self._lengths[root.name]
         return result
 
     def _affine(self, x: Variable) -> tuple[Node, float, float]:
@@ -250,14 +356,11 @@ class Patterns:
         node, scale, shift, shifts = self.b.node(x), 1.0, 0.0, 0
         yield node, scale, shift
         while isinstance(node.operation, Scale) and node.operation.factors.numel() == 1:
-            added = _added(node)
-            shift, shifts = shift + scale * added, shifts + (added != 0)
+            amount = added(node)
+            shift, shifts = shift + scale * amount, shifts + (amount != 0)
             scale *= float(node.operation.factors)
             node = self._node(node.inputs[0])
             yield node, scale, shift if shifts <= 1 else math.nan  # sums of several might cancel by rounding
-
-    def _is_shift(self, node: Node) -> bool:
-        return isinstance(node.operation, Scale) and node.operation.factors.numel() == 1 and node.operation.size == 1
 
     def _times(self, x: Variable, factor: float) -> Variable:
         return x if factor == 1 else self.b.scaled(x, factor, abs(factor) * 2.0**-48)
@@ -269,58 +372,27 @@ class Patterns:
         return Variable(name, self._node(name).shape)
 
 
-@dataclass(frozen=True)
-class _Length:
-    """√(mean of d² over some axes, of so many entries, + ε)."""
-
-    origin: str
-    count: int
-    epsilon: float
-    axes: tuple[int, ...]
-
-
-def _gate(gate: Callable[[Tensor], Tensor], stretch: float, gain: float = 1.0) -> Compute:
-    """x·g(kx); for these g what rounding of k does to it is a few units of |x|."""
-    return lambda x: elementwise.evaluated(x, x * gate(stretch * x), gain)
-
-
-def _clamped(shift: float, limits: Mapping[str, float], t: Tensor) -> Tensor:
-    return (t + shift).clamp(**limits)
-
-
-def _root_of(maps: list[LinearMap]) -> Compute | None:
-    """√(A x²) for maps of numbers that are not negative: nothing cancels, so all rounding is relative to the result.
-
-    But squares may vanish, and √(a + η) - √a <= √η.
-    """
-    if any(isinstance(part, Shift) and part.offset is None for part in maps):
-        return None
-    if any(part.error and part.kind not in ("mean", "average pool") for part in maps):
-        return None  # the entries of these are within two roundings of the true ones, others only as a whole
-    terms = 2 * sum(part.terms + 4 for part in maps) + 5
-
-    def compute(x: Tensor) -> Rounded:
-        y = x.square()
-        for part in maps:
-            y = part.run(y)[0]
-        y = y.sqrt()
-        largest = math.prod(max(1.0, part.size) for part in maps)
-        lost = up(root_up(up(underflow(4 * terms) * largest)) * y[0].numel())
-        return y, next_up(rounding(terms, norms(y), y) + lost)
-
-    return compute
-
-
-def _added(node: Node) -> float:
-    """What was added to a value; NaN where that is not one number."""
-    if not isinstance(node.operation, Shift):
-        return 0.0
-    offset = node.operation.offset
-    return float(offset) if offset is not None and offset.numel() == 1 else math.nan
-
-
 def _shape(value: Value) -> Shape:
     return tuple(value.shape) if isinstance(value, (Variable, Tensor)) else ()
+
+
+def _is_view(index: Tensor, shape: Shape) -> bool:
+    """Whether an index has all entries of a value of this shape in their order."""
+    return torch.equal(index.flatten(), torch.arange(1, math.prod(shape) + 1))
+
+
+def _meets_own_line(index: Tensor, kept: Shape, shape: Shape) -> bool:
+    """Whether entries of what has one for each line of a shape, beside it, are those of the same line."""
+    if tuple(torch.broadcast_shapes(index.shape, shape)) != shape:
+        return False
+    own = torch.arange(1, math.prod(kept) + 1).reshape(kept)
+    return torch.equal(index.expand(shape), own.expand(shape))
+
+
+def _is_sum(linear: AxisMatrix) -> bool:
+    """Whether all entries along an axis become one, by the same positive factor."""
+    first = linear.matrix.flatten()[:1]
+    return linear.matrix.shape[0] == 1 and bool((linear.matrix == first).all()) and bool((first > 0).all())
 
 
 def _largest_column_sum(linear: LinearMap) -> float | None:

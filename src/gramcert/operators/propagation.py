@@ -17,6 +17,7 @@ from gramcert.operators.composition import Stage, composed, is_identity
 from gramcert.operators.graph import CONSEQUENCE, Graph, Input, Joint, Layer, Node, Nonlinear, Sum, Unbounded
 from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap
 from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
+from gramcert.operators.outputs import shared_origins, together_up
 from gramcert.rounding import length_up, product_up, sum_up, up
 
 Measure = Callable[[Measurement], Measured]
@@ -96,7 +97,7 @@ class Plan:
     def of(cls, graph: Graph) -> "Plan":
         """From the outputs back to the input, so that nothing is measured in vain."""
         plan = cls(graph)
-        wanted, known = list(graph.outputs.values()), set()
+        wanted, known = [*graph.outputs.values(), *(group.origin for group in shared_origins(graph))], set()
         while wanted:
             name = wanted.pop()
             if name not in known:
@@ -253,7 +254,7 @@ class Follower:
         if not self.graph.outputs:  # nothing depends on the input
             return Followed({}, [], [], {}, 0.0, dict.fromkeys(self.graph.constant_outputs, 0.0))
         outputs = {name: self.constants[value] for name, value in self.graph.outputs.items()}
-        upper = length_up(list(outputs.values()))
+        upper = together_up(self.graph, self.constants)
         largest = max(self.graph.outputs.values(), key=lambda value: self.constants[value])
         factors = self._path(largest)
         if len(outputs) > 1:
