@@ -16,7 +16,7 @@ from gramcert import Convolution
 from gramcert.operators.composition import Stage, compose, composed
 from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, composed_error
 from gramcert.operators.measurement import Norm
-from gramcert.operators.rules import average_matrix
+from gramcert.operators.windows import average_matrix
 from reference import sigma
 
 EPS = torch.finfo(torch.float64).eps

@@ -142,7 +142,7 @@ OTHERS = {
     "rows minus means of columns": (lambda x: x - x.mean(3)[..., None, :], 2.0),
     "maximum and minimum of different pairs": (
         lambda x: torch.cat([torch.maximum(x[:, :2], x[:, 2:]), torch.minimum(x[:, :2], 2 * x[:, 2:])], 1),
-        math.sqrt(7),
+        math.sqrt(6),
     ),
 }
 

@@ -179,7 +179,8 @@ def added(node: Node) -> float:
     if not isinstance(node.operation, Shift):
         return 0.0
     offset = node.operation.offset
-    return float(offset) if offset is not None and offset.numel() == 1 else math.nan
+    is_number = offset is not None and offset.numel() == 1 and not node.operation.off
+    return float(offset) if is_number and offset is not None else math.nan
 
 
 class Builder:

@@ -169,8 +169,8 @@ class Patterns:
     def _product(self, first: Variable, second: Variable) -> Variable:
         if first.name == second.name:
             return activation(self.b, first, "square")
-        for x, gate in ((first, second), (second, first)):
-            found = self._normalised(x, gate, self._inverses)
+        for x, other in ((first, second), (second, first)):
+            found = self._normalised(x, other, self._inverses)
             if found is None and first.shape == second.shape:
                 found = self._gated(x, other) or self._signed(x, other)
             if found is not None:
