@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations
-from gramcert.bounds.gram import positive
 from gramcert.bounds.layer import norm2
+from gramcert.bounds.powers import positive
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight, full_weight
 from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling, largest_entry

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gramcert.bounds.gram import positive
+from gramcert.bounds.powers import positive
 from gramcert.certified.margins import radii
 from gramcert.exact import exact, float_up
 from gramcert.geometry.convolution import full_weight
