@@ -1,4 +1,4 @@
-r"""Powers of Hermitian matrices by repeated squaring: G_1 = G, G_(s+1) = G_s², up to G_t = G^(2^(t-1)); and the adjoint.
+r"""Powers of Hermitian matrices by repeated squaring, G_1 = G, G_(s+1) = G_s², up to G_t = G^(2^(t-1)); their adjoint.
 
 The one home of the iteration, for matrices, for symbols on a grid and for filters. Every other iterate, G_(t-1),
 G_(t-3), ..., is divided by its largest diagonal entry. That of a positive semidefinite matrix of order r is between
@@ -66,31 +66,35 @@ class Powers:
         return torch.exp(2.0**self.iterations * (self.log - log))
 
     def pull_back(self, cotangent: Tensor) -> Tensor:
-        """From a Hermitian cotangent of Ĝ_t to that of G_1, divided by :attr:`growth`."""
+        """From a Hermitian cotangent of Ĝ_t to X, where :attr:`growth` times the Hermitian part of X is that of G_1.
+
+        Whatever follows sees the Hermitian part alone, as G_1 is Hermitian: a transpose is spared.
+        """
         return _undo(self._squarings(), cotangent)
 
     def pull_back_pair(self, left: Tensor, right: Tensor, factor: Tensor | None = None) -> Tensor:
-        r"""The same of the cotangent C = left·right* + right·left*, times a matrix if one is given.
+        r"""The same of the cotangent left·right* + right·left*; or X·F + X*·F if a matrix F is given.
 
         As a sum of pairs xy* + yx* the number of pairs doubles at each squaring: (x, G_s y) and (G_s x, y). That is
         cheaper than dense products while the pairs number at most half the order.
         """
-        steps = self._squarings()
-        while steps and 2 * left.shape[-1] <= left.shape[-2]:
-            gram, scale = steps.pop(0)
+        squarings = self._squarings()
+        while squarings and 2 * left.shape[-1] <= left.shape[-2]:
+            gram, scale = squarings.pop(0)
             left, right = torch.cat([left, gram @ left], -1), torch.cat([gram @ right, right], -1)
             right = right if scale is None else scale_by(right, scale)
-        if not steps:
-            rows = torch.cat([right, left], -1).mH
-            return torch.cat([left, right], -1) @ (rows if factor is None else rows @ factor)
+        if not squarings:
+            if factor is None:
+                return left @ right.mH
+            return torch.cat([left, right], -1) @ (torch.cat([right, left], -1).mH @ factor)
         half = left @ right.mH
-        cotangent = _undo(steps, half + half.mH)
-        return cotangent if factor is None else cotangent @ factor
+        half = _undo(squarings, half + half.mH)
+        return half if factor is None else (half + half.mH) @ factor
 
     @property
     def growth(self) -> float:
-        """4 for each scale: derivatives grow by 2 with each squaring, and must not overflow on the way."""
-        return 4.0 ** len(self.scales)
+        """2 and, for each scale, 4: derivatives grow by 2 with each squaring, and must not overflow on the way."""
+        return 2 * 4.0 ** len(self.scales)
 
     def _squarings(self) -> list[tuple[Tensor, Tensor | None]]:
         """Ĝ_s, and the scale of Ĝ_(s+1) = scale·Ĝ_s² over 4, for s = t-1, ..., 1."""
@@ -100,13 +104,12 @@ class Powers:
 
 
 def _undo(squarings: list[tuple[Tensor, Tensor | None]], cotangent: Tensor) -> Tensor:
-    """Each maps a Hermitian C to scale·(CG + GC)."""
-    for gram, scale in squarings:
-        half = cotangent @ gram
-        cotangent = half + half.mH
-        if scale is not None:
-            cotangent = scale_by(cotangent, scale)
-    return cotangent
+    """Undoing one squaring maps a Hermitian C to scale·(CG + GC) = X + X*; of the last one X alone is returned."""
+    half = cotangent / 2 if not squarings else cotangent
+    for number, (gram, scale) in enumerate(squarings):
+        half = (half + half.mH if number else half) @ gram
+        half = half if scale is None else scale_by(half, scale)
+    return half
 
 
 def divided(matrix: Tensor) -> tuple[Tensor, Tensor]:

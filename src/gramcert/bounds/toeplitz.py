@@ -72,8 +72,8 @@ def norm2_toep(kernel: Tensor, iterations: int = 6, *, norm: ToeplitzNorm = "inf
     needed = len(grid) * min(kernel.shape[:2]) * COMPLEX[kernel.dtype].itemsize
     if needed > ROW_BYTES:
         raise ValueError(
-            f"norm2_toep(iterations={iterations}): one row of the iterate has {'×'.join(map(str, grid.sizes))} taps per "
-            f"channel and takes {needed / 2**30:.3g} GiB, more than {ROW_BYTES / 2**30:.0f}; use fewer iterations"
+            f"norm2_toep(iterations={iterations}): one row of the iterate has {'×'.join(map(str, grid.sizes))} taps "
+            f"per channel and takes {needed / 2**30:.3g} GiB, more than {ROW_BYTES / 2**30:.0f}; use fewer iterations"
         )
     if norm == "fro":
         return grid_norm(kernel[None], grid, iterations, power=2.0 ** (iterations + 1), call="norm2_toep")

@@ -116,30 +116,35 @@ class FilterSymbol:
     """
 
     def __init__(self, filters: Tensor, grid: FrequencyGrid, positions: Sequence[Sequence[int]]) -> None:
-        is_constant = all(list(places) == [0] for places in positions)
-        self.filters = filters if is_constant else filters.to(COMPLEX[filters.dtype])
-        self.indices, self._grid = grid.indices(filters.device), grid
-        self._tables = None if is_constant else grid.tables(positions, filters)
+        self.filters, self.indices, self._grid = filters, grid.indices(filters.device), grid
+        self._is_constant = all(list(places) == [0] for places in positions)
+        self._tables = grid.tables(positions, filters)
+        self._whole: Tensor | None = None
+        if len(grid) <= KEPT_LENGTH:
+            self._whole = _table(_whole_table, filters, len(grid), grid, tuple(map(tuple, positions)))
 
     @property
     def chunks(self) -> list[slice]:
         """Consecutive frequencies whose symbols fit ``CHUNK_BYTES``."""
-        each = len(self._grid.chunks(self.filters)[0])
+        complex_bytes = 2 * self.filters.element_size() * max(self.filters[0].numel(), len(self.filters))
+        each = max(1, CHUNK_BYTES // complex_bytes)
         return [slice(start, start + each) for start in range(0, len(self._grid), each)]
 
     def __call__(self, chosen: slice | Tensor) -> Tensor:
         """The symbol at the chosen indices: (frequencies, ...)."""
-        return symbols(self.filters, self._twiddles(chosen))
+        twiddles, rows = self._twiddles(chosen), self.filters.flatten(1)
+        real = twiddles.real @ rows
+        blocks = real if self._is_constant else torch.complex(real, twiddles.imag @ rows)
+        return blocks.reshape(-1, *self.filters.shape[1:])
 
     def adjoint(self, chosen: slice | Tensor, blocks: Tensor) -> Tensor:
         """From cotangents of the symbol at the chosen indices to that of the filter."""
-        return torch.real(self._twiddles(chosen).mH @ blocks.flatten(1)).reshape(self.filters.shape)
+        twiddles = self._twiddles(chosen)
+        rows = (twiddles.real if self._is_constant else twiddles).mH @ blocks.flatten(1)
+        return torch.real(rows).reshape(self.filters.shape)
 
     def _twiddles(self, chosen: slice | Tensor) -> Tensor:
-        indices = self.indices[chosen]
-        if self._tables is None:
-            return torch.ones(len(indices), 1, dtype=self.filters.dtype, device=self.filters.device)
-        return self._grid.twiddles(indices, self._tables)
+        return self._grid.twiddles(self.indices[chosen], self._tables) if self._whole is None else self._whole[chosen]
 
 
 class InverseTransform:
@@ -203,6 +208,13 @@ def _twiddle_table(
     index = torch.arange(count, device=device)[:, None]
     turns = torch.tensor(places, device=device) * (2 * index + double_shift) % (2 * size)
     return _waves(turns.double() * (-math.pi / size)).to(COMPLEX[dtype])
+
+
+def _whole_table(
+    length: int, grid: FrequencyGrid, positions: tuple[tuple[int, ...], ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    like = torch.empty(0, dtype=dtype, device=device)
+    return grid.twiddles(torch.arange(length, device=device), grid.tables(positions, like))
 
 
 def _roots_of_unity(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
