@@ -78,7 +78,7 @@ class Linear:
         name = f"{call}({own_type(layer).__name__})"
         if isinstance(layer, nn.Linear):
             return cls(name, effective_weight(call, layer, nn.Linear), None)
-        return cls(name, Convolution.of(layer), size)
+        return cls(name, Convolution.of(layer, call=call), size)
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Ax + b on a batch, and the bound γ·(‖|A|‖·‖x‖ + ‖b‖)."""

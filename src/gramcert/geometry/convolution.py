@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, checked_kernel
+from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, Sizes, axis_sizes, checked_kernel, require_dense
 from gramcert.geometry.padding import PaddingMode, Pairs, pad, pad_adjoint, pad_with_zeros
 from gramcert.geometry.recognition import require_known, require_plain_tensor
 
@@ -148,16 +148,19 @@ class Convolution:
         return tuple((side, side) for side in sides)
 
     @classmethod
-    def of(cls, layer: "nn.Module | Convolution") -> "Convolution":
-        """Describe a torch convolution layer; parametrised layers with their effective weight, differentiably."""
+    def of(cls, layer: "nn.Module | Convolution", *, call: str = "Convolution.of") -> "Convolution":
+        """Describe a torch convolution layer; parametrised layers with their effective weight, differentiably.
+
+        Half-precision weights come in float32, which holds them exactly. Errors name the call.
+        """
         if isinstance(layer, Convolution):
             return layer
         base = next((kind for kind in LAYERS if isinstance(layer, kind)), None)
         name = type(layer).__name__
         if base is None:
-            raise TypeError(f"Convolution.of({name}): expected a torch.nn.Conv or ConvTranspose layer, 1-D to 3-D")
+            raise TypeError(f"{call}({name}): expected a torch.nn.Conv or ConvTranspose layer, 1-D to 3-D")
         assert isinstance(layer, nn.Module)
-        weight = effective_weight("Convolution.of", layer, base)
+        weight = effective_weight(call, layer, base)
         result = cls(
             weight,
             layer.stride,  # type: ignore[arg-type]
@@ -171,7 +174,7 @@ class Convolution:
         # For all modes but zeros torch pads by an attribute that was computed from the padding at construction.
         padded = [amount for pair in reversed(result.padding) for amount in pair]
         if result.padding_mode != "zeros" and list(vars(layer)["_reversed_padding_repeated_twice"]) != padded:
-            raise TypeError(f"Convolution.of({name}): its padding was changed after construction, which torch ignores")
+            raise TypeError(f"{call}({name}): its padding was changed after construction, which torch ignores")
         return result
 
     def with_kernel(self, kernel: Tensor) -> "Convolution":
@@ -321,6 +324,48 @@ class Convolution:
         if any(size < 1 for size in sizes) or self.output_size(sizes) != output_size:
             raise ValueError(f"Convolution.adjoint(y): no input of size {sizes} gives an output of size {output_size}")
         return sizes
+
+
+def as_convolution(
+    call: str,
+    layer: nn.Module | Convolution | Tensor,
+    *,
+    verb: str = "bound",
+    matrices: bool = True,
+    complex_too: bool = False,
+) -> Convolution:
+    """Any layer as a convolution, differentiably: matrices and linear layers as one with a single tap on one axis.
+
+    Half-precision weights come in float32, which holds them exactly.
+
+    Args:
+        call: name of the public function, for errors.
+        layer: ``nn.Linear``, a convolution layer of torch, a :class:`Convolution` or a matrix.
+        verb: what the function does to layers, for errors.
+        matrices: whether it takes matrices.
+        complex_too: whether complex ones, as the real matrix of twice the size with the same norm.
+    """
+    if isinstance(layer, nn.Linear):
+        return _of_matrix(call, effective_weight(call, layer, nn.Linear), complex_too)
+    if isinstance(layer, Tensor) and matrices:
+        return _of_matrix(call, layer, complex_too)
+    if isinstance(layer, Tensor) or not isinstance(layer, (Convolution, *LAYERS)):
+        *others, last = ["Linear", "a Conv or ConvTranspose layer", "a gramcert.Convolution", *["a matrix"] * matrices]
+        raise TypeError(f"{call}(layer): cannot {verb} {type(layer).__name__}; expected {', '.join(others)} or {last}")
+    return Convolution.of(layer, call=call)
+
+
+def _of_matrix(call: str, matrix: Tensor, complex_too: bool) -> Convolution:
+    require_dense(call, "layer", matrix)
+    matrix = full_weight(matrix)
+    if matrix.dtype not in (*REAL_TYPES, *COMPLEX_TYPES * complex_too):
+        kinds = "float32, float64 or complex" if complex_too else "float32 or float64"
+        raise TypeError(f"{call}(layer): expected a {kinds} matrix, got {matrix.dtype}")
+    if matrix.dim() != 2 or not matrix.numel():
+        raise ValueError(f"{call}(layer): expected a matrix (outputs, inputs), got shape {tuple(matrix.shape)}")
+    if matrix.is_complex():
+        matrix = torch.cat([torch.cat([matrix.real, -matrix.imag], 1), torch.cat([matrix.imag, matrix.real], 1)])
+    return Convolution(matrix[:, :, None])
 
 
 def effective_weight(call: str, layer: nn.Module, base: type[nn.Module]) -> Tensor:

@@ -76,7 +76,8 @@ def constant_and_size(call: str, module: nn.Module, size: Size) -> tuple[float, 
         # It acts on the last axis, which it makes longer or shorter.
         return norm_upper(call, module, None), (*size[:-1], module.out_features) if size else size
     if isinstance(module, LAYERS):
-        return norm_upper(call, module, size), Convolution.of(module).output_size(size, call=call) if size else None
+        after = Convolution.of(module, call=call).output_size(size, call=call) if size else None
+        return norm_upper(call, module, size), after
     require_known(call, module, type(module))
     return torch_constant(call, module, size)
 

@@ -24,7 +24,6 @@ from gramcert.arguments import (
     axis_sizes,
     can_be_read,
     checked_iterations,
-    require_dense,
     require_finite,
     values_to_check,
 )
@@ -33,7 +32,7 @@ from gramcert.bounds.gram_filter import gram_filter, unit_rows
 from gramcert.bounds.powers import positive
 from gramcert.bounds.transfer import sampling_factor
 from gramcert.geometry.axis import layer_axes
-from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight, full_weight
+from gramcert.geometry.convolution import Convolution, as_convolution
 from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
 from gramcert.geometry.symbol import FrequencyGrid
 from gramcert.rescaling.frequency import largest_row_sums
@@ -100,7 +99,7 @@ def rescaling_vector(
         Prach and Lampert, Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks, 2022.
     """
     call = "rescaling_vector"
-    description = _description(call, layer)
+    description = as_convolution(call, layer, verb="rescale")
     scale = largest_entry(call, description.kernel)
     moderate = description.with_kernel(description.kernel / scale)
     factors = convolution_rescaling(moderate, iterations, q=q, form=form, input_size=input_size, side=side, call=call)
@@ -199,22 +198,6 @@ def _weights(call: str, q: Tensor, channels: int, like: Tensor) -> Tensor:
     # Only ratios matter: in units of the largest they neither overflow nor vanish all together.
     ratios = q.double() / q.detach().double().amax()
     return (ratios * LARGEST_Q[like.dtype]).clamp_min(1.0).to(like.dtype)
-
-
-def _description(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:
-    if isinstance(layer, nn.Linear):
-        layer = effective_weight(call, layer, nn.Linear)
-    if isinstance(layer, Tensor):
-        require_dense(call, "layer", layer)
-        if layer.dim() != 2:
-            raise ValueError(f"{call}(layer): expected a matrix (outputs, inputs), got shape {tuple(layer.shape)}")
-        return Convolution(full_weight(layer)[:, :, None])
-    if not isinstance(layer, (Convolution, *LAYERS)):
-        raise TypeError(
-            f"{call}(layer): cannot rescale {type(layer).__name__}; expected Linear, a Conv or ConvTranspose layer, a "
-            f"gramcert.Convolution or a matrix"
-        )
-    return Convolution.of(layer)
 
 
 def largest_entry(call: str, weight: Tensor) -> Tensor:
