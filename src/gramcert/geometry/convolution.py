@@ -348,6 +348,7 @@ def as_convolution(
     if isinstance(layer, nn.Linear):
         return _of_matrix(call, effective_weight(call, layer, nn.Linear), complex_too)
     if isinstance(layer, Tensor) and matrices:
+        require_dense(call, "layer", layer)
         return _of_matrix(call, layer, complex_too)
     if isinstance(layer, Tensor) or not isinstance(layer, (Convolution, *LAYERS)):
         *others, last = ["Linear", "a Conv or ConvTranspose layer", "a gramcert.Convolution", *["a matrix"] * matrices]
@@ -356,7 +357,6 @@ def as_convolution(
 
 
 def _of_matrix(call: str, matrix: Tensor, complex_too: bool) -> Convolution:
-    require_dense(call, "layer", matrix)
     matrix = full_weight(matrix)
     if matrix.dtype not in (*REAL_TYPES, *COMPLEX_TYPES * complex_too):
         kinds = "float32, float64 or complex" if complex_too else "float32 or float64"
