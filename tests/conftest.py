@@ -48,7 +48,18 @@ def without_rounding(monkeypatch):
     """Error terms and directed rounding of the evaluation taken out, for tests that must fail then."""
 
     def take_out():
-        for module in ("rounded", "linear", "graph", "rules", "patterns", "reflection", "elementwise", "evaluation", "written_out", "windows"):
+        for module in (
+            "rounded",
+            "linear",
+            "graph",
+            "rules",
+            "patterns",
+            "reflection",
+            "elementwise",
+            "evaluation",
+            "written_out",
+            "windows",
+        ):
             for name in ("gamma", "underflow"):
                 monkeypatch.setattr(f"gramcert.operators.{module}.{name}", lambda *_: 0.0, raising=False)
             for name in ("next_up", "up"):

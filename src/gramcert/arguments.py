@@ -51,7 +51,6 @@ def checked_kernel(call: str, kernel: Tensor, *, with_values: bool = True) -> Te
 
 def checked_matrix(call: str, matrix: Tensor) -> Tensor:
     """A matrix in place of a layer, real or complex, with rows and columns; in float32 if it is of half precision."""
-    require_dense(call, "layer", matrix)
     matrix = widened(matrix)
     if matrix.dtype not in (*REAL_TYPES, *COMPLEX_TYPES):
         raise TypeError(f"{call}(layer): expected a floating-point or complex matrix, got {matrix.dtype}")

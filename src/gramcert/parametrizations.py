@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations, widened
-from gramcert.bounds.gram import positive
 from gramcert.bounds.layer import norm2
+from gramcert.bounds.powers import positive
 from gramcert.geometry.axis import layer_axes
-from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
+from gramcert.geometry.convolution import LAYERS, Convolution, as_convolution
 from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling, largest_entry
 
 
@@ -91,12 +91,11 @@ class _Geometry:
         self.call = call
         self.fields: dict[str, Any] = {}
         self.input_size: tuple[int, ...] | None = None
+        description = as_convolution(call, module)
         if isinstance(module, nn.Linear):
-            effective_weight(call, module, nn.Linear)
             if input_size is not None:
                 raise ValueError(f"{call}(input_size={input_size}): Linear has no spatial size, expected None")
             return
-        description = Convolution.of(module, call=call)
         names = ("stride", "padding", "padding_mode", "dilation", "groups", "transposed", "output_padding")
         self.fields = {field: getattr(description, field) for field in names}
         if input_size is not None:

@@ -12,7 +12,7 @@ from auditing_networks import residual_network
 from gramcert import Convolution
 from gramcert.auditing.architectures import Denoiser
 from gramcert.auditing.cache import Cache, pack, unpack
-from gramcert.operators.linear import Convolve
+from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale
 from gramcert.operators.measurement import Norm
 
 SHAPE = (3, 8, 8)
@@ -50,6 +50,17 @@ def test_a_second_audit_measures_nothing(tmp_path):
     assert second.certificate == first.certificate
     other = gramcert.audit(residual_network(), SHAPE, cache=tmp_path, tol=1e-2)
     assert not any(row.cached for row in other.rows)
+
+
+def test_each_map_is_hashed_once(tmp_path, monkeypatch):
+    """Keys, the cache, look-ups and the certificate share one digest; finite."""
+    hashed = []
+    for kind in (Move, Scale, AxisMatrix, Convolve):
+        parts = kind._parts
+        monkeypatch.setattr(kind, "_parts", lambda self, parts=parts: hashed.append(self) or parts(self))
+    assert math.isfinite(gramcert.audit(residual_network(), SHAPE, cache=tmp_path).upper)
+    assert len(hashed) >= 4
+    assert len({id(linear) for linear in hashed}) == len(hashed)
 
 
 def test_a_changed_weight_is_measured_again(tmp_path):

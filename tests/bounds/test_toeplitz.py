@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from cases import kernels
 from gramcert import Convolution, norm2_toep
-from gramcert.bounds import toeplitz
+from gramcert.bounds import filter_powers, toeplitz
 from gramcert.geometry import symbol
 from reference import dense_norm, literal_toeplitz, supremum
 
@@ -117,6 +117,7 @@ def test_little_memory_changes_nothing(norm, monkeypatch):
     (gradient,) = torch.autograd.grad(whole, kernel)
     monkeypatch.setattr(symbol, "CHUNK_BYTES", 5 * 6 * 16 * 20)
     monkeypatch.setattr(toeplitz, "KEPT_BYTES", 153 * 5 * 16 * 2)
+    monkeypatch.setattr(filter_powers, "SPECTRA_BYTES", 153 * 5 * 16 * 2)
     monkeypatch.setattr(symbol, "TABLE_LENGTH", 4)
     pieces = norm2_toep(kernel, 3, norm=norm)
     torch.testing.assert_close(pieces, whole)

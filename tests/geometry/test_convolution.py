@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 import torch
@@ -6,7 +7,9 @@ from hypothesis import given
 from torch import nn
 
 from cases import layers
-from gramcert import Convolution
+from gramcert import Convolution, norm2, spectral_norm
+from gramcert.geometry.convolution import as_convolution
+from gramcert.rescaling import rescaling_vector
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -199,3 +202,32 @@ def test_bad_inputs():
         Convolution(torch.ones(1, 1, 3)).output_size(2)
     with pytest.raises(ValueError, match=r"to_dense\(input_size=\(100000,\)\): the .* matrix would take .* GiB"):
         Convolution(torch.ones(1, 1, 3)).to_dense(100000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 4), lambda: nn.Conv1d(3, 4, 3), lambda: torch.randn(4, 3)])
+def test_half_precision_is_widened_exactly_by_all(make, dtype):
+    """Every function takes the numbers that are stored, and gives what it gives for them in float32: finite."""
+    torch.manual_seed(0)
+    half = make().to(dtype)
+    full = copy.deepcopy(half).float()
+    found, expected = spectral_norm(half), spectral_norm(full)
+    assert (found.lower, found.upper) == (expected.lower, expected.upper)
+    assert 0 < found.upper < math.inf
+    for function in [rescaling_vector, norm2] if isinstance(half, nn.Module) else [rescaling_vector]:
+        torch.testing.assert_close(function(half), function(full), rtol=0, atol=0)
+    description = as_convolution("f", half)
+    weight = full.weight if isinstance(full, nn.Module) else full
+    assert torch.equal(description.kernel.flatten(), weight.flatten())
+    if isinstance(half, nn.Module):
+        description.kernel.sum().backward()
+        assert torch.equal(half.weight.grad, torch.ones_like(half.weight))
+
+
+def test_what_is_no_layer_is_refused_by_the_name_of_the_call():
+    with pytest.raises(TypeError, match=r"f\(layer\): cannot fold ReLU; expected Linear, .* or a matrix"):
+        as_convolution("f", nn.ReLU(), verb="fold")
+    with pytest.raises(TypeError, match=r"f\(layer\): cannot bound Tensor; expected .* or a gramcert.Convolution"):
+        as_convolution("f", torch.ones(2, 2), matrices=False)
+    with pytest.raises(TypeError, match=r"f\(layer\): expected a float32 or float64 matrix, got torch.complex64"):
+        as_convolution("f", torch.ones(2, 2, dtype=torch.complex64))

@@ -139,12 +139,12 @@ def test_the_error_of_a_composition_holds_exactly(seed):
 def test_digests_tell_maps_apart():
     source = (1, 2, 4, 4)
     kernel = torch.randn(2, 2, 3, 3, dtype=torch.float64)
-    same = [Convolve(source, Convolution(kernel.clone(), padding=1)).digest() for _ in range(2)]
+    same = [Convolve(source, Convolution(kernel.clone(), padding=1)).digest for _ in range(2)]
     others = [
-        Convolve(source, Convolution(kernel, padding=1, padding_mode="circular")).digest(),
-        Convolve(source, Convolution(kernel + 2.0**-50, padding=1)).digest(),
-        Convolve((1, 2, 5, 4), Convolution(kernel, padding=1)).digest(),
-        Convolve(source, Convolution(kernel, padding=1), 1e-9).digest(),
+        Convolve(source, Convolution(kernel, padding=1, padding_mode="circular")).digest,
+        Convolve(source, Convolution(kernel + 2.0**-50, padding=1)).digest,
+        Convolve((1, 2, 5, 4), Convolution(kernel, padding=1)).digest,
+        Convolve(source, Convolution(kernel, padding=1), 1e-9).digest,
     ]
     assert same[0] == same[1]
     assert len({same[0], *others}) == 5

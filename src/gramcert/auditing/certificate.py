@@ -136,7 +136,7 @@ def node_facts(node: Node) -> dict[str, Any]:
 def _does(node: Node) -> list[Any]:
     operation = node.operation
     if isinstance(operation, LinearMap):
-        return ["linear", operation.kind, operation.digest()]
+        return ["linear", operation.kind, operation.digest]
     if isinstance(operation, Nonlinear):
         return ["nonlinear", operation.name, _number(operation.constant)]
     if isinstance(operation, Sum):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations
 from gramcert.baselines.kernels import checked_finite_kernel
 from gramcert.bounds.circular import unit_scale
-from gramcert.bounds.gram import positive
+from gramcert.bounds.powers import positive
 from gramcert.geometry.convolution import Convolution
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from gramcert.arguments import axis_sizes, checked_iterations
 from gramcert.baselines.kernels import checked_finite_kernel
 from gramcert.bounds.circular import unit_scale
-from gramcert.bounds.gram import positive
+from gramcert.bounds.powers import positive
 
 
 def tensor_norm(

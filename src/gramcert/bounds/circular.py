@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations, checked_kernel, require_finite
 from gramcert.bounds.autograd import full_precision, run, run_on_each
-from gramcert.bounds.gram import gram_gradient, gram_norm, gram_values, positive, scale_by
+from gramcert.bounds.gram import gram_gradient, gram_norm, gram_values
+from gramcert.bounds.powers import positive, scale_by
 from gramcert.geometry.symbol import FrequencyGrid, symbols, symbols_adjoint, taps_first
 
 

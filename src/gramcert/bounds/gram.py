@@ -9,11 +9,10 @@ Readings of a Hermitian positive semidefinite G of order r:
 * ``inf``, ``one``: the largest absolute row or column sum; G is Hermitian, so the two are the same number.
 * ``trace``: Wolkowicz-Styan, m + s·√(r-1) with m = tr(G)/r and s² = ‖G - mI‖²_F / r; never above ``fro`` and exact for
   orthogonal matrices.
-
-Iterates are divided by their Frobenius norms and the logarithms of these are accumulated, so nothing overflows.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from gramcert.arguments import COMPLEX_TYPES, REAL_TYPES, checked_iterations, require_dense, require_finite, widened
 from gramcert.bounds.autograd import full_precision, run
+from gramcert.bounds.powers import Powers, divided, positive, real_view, scale_by
 
 Norm = Literal["fro", "inf", "one", "trace"]
 ROW_SUMS = ("inf", "one")
@@ -76,30 +76,28 @@ class _GramNorm(torch.autograd.Function):
     """Value of Gram iteration with its explicit backward.
 
     ``fro`` and ``trace`` save the matrix and run the iteration again in the backward, keeping one iterate and one
-    product; ``inf`` and ``one`` save the chain of small iterates. The chain is returned beside the value because that
-    is how a function that works under torch.func hands over what it computed.
+    product; ``inf`` and ``one`` save the powers and the row. These are returned beside the value because that is how a
+    function that works under torch.func hands over what it computed.
     """
 
     @staticmethod
     def forward(matrix: Tensor, iterations: int, norm: Norm) -> tuple[Tensor, ...]:
         require_finite("gram_norm", "matrix", matrix)
-        value, iterates = _bound(matrix, iterations, norm)
-        return (value, *iterates) if norm in ROW_SUMS else (value,)
+        value, kept = _bound(matrix, iterations, norm)
+        return value, *kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int, Norm], output: tuple[Tensor, ...]) -> None:
         matrix, ctx.iterations, ctx.norm = inputs
-        value, *iterates = output
-        ctx.mark_non_differentiable(*iterates)
-        ctx.save_for_backward(matrix, value, *iterates)
+        value, *kept = output
+        ctx.mark_non_differentiable(*kept)
+        ctx.save_for_backward(matrix, value, *kept)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
-        matrix, value, *iterates = ctx.saved_tensors
-        # A second derivative must see how the iterates depend on the matrix: then they are computed again.
-        chain = None if torch.is_grad_enabled() else iterates
+        matrix, value, *kept = ctx.saved_tensors
         with full_precision(matrix):
-            gradient = gram_gradient(matrix, value, ctx.iterations, ctx.norm, chain)
+            gradient = gram_gradient(matrix, value, ctx.iterations, ctx.norm, kept)
             return scale_by(gradient, grad), None, None
 
     @staticmethod
@@ -116,35 +114,23 @@ def gram_values(matrix: Tensor, iterations: int) -> Tensor:
 
 
 def _bound(matrix: Tensor, iterations: int, norm: Norm) -> tuple[Tensor, list[Tensor]]:
+    """The bound, and what the gradient of a row sum needs: the row and the powers."""
     scaled, scale = balanced(wide(matrix))
     if iterations == 0:
         return scale * (_balance(matrix) * frobenius(scaled)), []
-    iterates, logs = squarings(scaled @ scaled.mH, iterations, keep=norm in ROW_SUMS)
-    value = torch.exp(logs[-1] + 2.0**-iterations * torch.log(_reading(iterates[-1], norm)))
-    return scale * (_balance(matrix) * value), iterates
-
-
-def squarings(gram: Tensor, steps: int, *, keep: bool) -> tuple[list[Tensor], list[Tensor]]:
-    r"""Scaled iterates Ĝ_s and logarithms h_s with G_s = exp(2^s h_s)·Ĝ_s, G_1 = ``gram``, G_(s+1) = G_s².
-
-    All steps s = 1, ..., ``steps`` are returned, or the last alone. Every other iterate is divided by its Frobenius
-    norm, from the second on: the eigenvalue λ1 of a normalised iterate of order r is at least r^(-1/2), after two
-    squarings at least r^-2, which is far from underflow.
-    """
-    log = torch.zeros_like(frobenius(gram[..., :1, :1]))
-    iterates: list[Tensor] = []
-    logs: list[Tensor] = []
-    for step in range(1, steps + 1):
-        gram = gram if step == 1 else gram @ gram
-        if step % 2 == 0 and step < steps:
-            gram, term = _normalised(gram)
-            log = log + 2.0**-step * term
-        iterates, logs = ([*iterates, gram], [*logs, log]) if keep else ([gram], [log])
-    return iterates, logs
+    powers = Powers.of(scaled @ scaled.mH, iterations, keep=norm in ROW_SUMS)
+    kept = []
+    if norm in ROW_SUMS:
+        reading, row = _row_sums(powers.last()).max(-1)
+        kept = [row, *powers.tensors]
+    else:
+        reading = _reading(powers.last(), norm)
+    value = torch.exp(powers.log + 2.0**-iterations * torch.log(reading))
+    return scale * (_balance(matrix) * value), kept
 
 
 def gram_gradient(
-    matrix: Tensor, value: Tensor, iterations: int, norm: Norm = "fro", iterates: list[Tensor] | None = None
+    matrix: Tensor, value: Tensor, iterations: int, norm: Norm = "fro", kept: Sequence[Tensor] = ()
 ) -> Tensor:
     r"""Gradient of the bound ``value`` with respect to the matrix, in the matrix's shape.
 
@@ -160,65 +146,34 @@ def gram_gradient(
     if iterations == 0:
         direction = scaled
     elif norm in ROW_SUMS:
-        iterates = iterates or squarings(scaled @ scaled.mH, iterations, keep=True)[0]
-        left, right = row_cotangent(iterates[-1], _row_sums(iterates[-1]).argmax(-1))
-        direction, _ = pull_back(iterates[:-1], left, right, scaled)
+        row, *stored = kept
+        # A second derivative must see how the powers depend on the matrix: then they are computed again.
+        again = torch.is_grad_enabled()
+        powers = Powers.of(scaled @ scaled.mH, iterations) if again else Powers.stored(iterations, stored)
+        order = torch.arange(scaled.shape[-2], device=row.device)
+        unit = (order == row[..., None]).to(scaled.dtype)[..., None]
+        direction = powers.pull_back_pair(unit, torch.sgn(powers.times(unit)), scaled)
     else:
         direction = _commuting_direction(scaled, iterations, norm)
-    inner = (_real_view(direction) * _real_view(scaled)).sum((-3, -2, -1))
+    inner = (real_view(direction) * real_view(scaled)).sum((-3, -2, -1))
     gradient = scale_by(direction, value / positive(scale) / (_balance(matrix) * positive(inner)))
     return gradient if matrix.shape[-2] <= matrix.shape[-1] else gradient.mH
 
 
 def _commuting_direction(scaled: Tensor, iterations: int, norm: Norm) -> Tensor:
     """C·G_1···G_(t-1)·W up to a factor, with one iterate and one product in memory."""
-    gram, _ = _normalised(scaled @ scaled.mH)
+    gram = scaled @ scaled.mH
     product: Tensor | None = None
     for _ in range(1, iterations):
-        product = gram if product is None else _normalised(product @ gram)[0]
-        gram, _ = _normalised(gram @ gram)
+        product = gram if product is None else divided(product @ gram)[0]
+        gram, _ = divided(gram @ gram)
     cotangent = gram if norm == "fro" else _trace_cotangent(gram)
     return (cotangent if product is None else cotangent @ product) @ scaled
-
-
-def pull_back(iterates: list[Tensor], left: Tensor, right: Tensor, factor: Tensor) -> tuple[Tensor, Tensor | None]:
-    r"""(Σ G^a C G^b)·W, a + b = 2^s - 1, for C = left·right* + right·left*, from the s iterates of G.
-
-    Undoing one squaring maps C to CG_s + G_sC. As a sum of pairs xy* + yx* the number of pairs doubles: (x, G_s y)
-    and (G_s x, y). That is cheaper than dense products while the pairs number at most half the order.
-
-    Returns:
-        A matrix, and the logarithm of a factor missing in it, if any.
-    """
-    position = len(iterates)
-    while position and 2 * left.shape[-1] <= factor.shape[-2]:
-        position -= 1
-        gram = iterates[position]
-        left, right = torch.cat([left, gram @ left], -1), torch.cat([gram @ right, right], -1)
-    if not position:
-        return torch.cat([left, right], -1) @ (torch.cat([right, left], -1).mH @ factor), None
-    cotangent = left @ right.mH
-    cotangent = cotangent + cotangent.mH
-    logs = []
-    for gram in reversed(iterates[:position]):
-        half = cotangent @ gram
-        cotangent, log = _normalised(half + half.mH)
-        logs.append(log)
-    return cotangent @ factor, torch.stack(logs).sum(0)
-
-
-def row_cotangent(iterate: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivative of the absolute row sum ``row`` of a Hermitian matrix as a pair of columns: C = left·right*."""
-    order = torch.arange(iterate.shape[-1], device=iterate.device)
-    left = (order == row[..., None]).to(iterate.dtype)[..., None]
-    return left, torch.sgn(iterate @ left)
 
 
 def _reading(iterate: Tensor, norm: Norm) -> Tensor:
     if norm == "fro":
         return frobenius(iterate)
-    if norm in ROW_SUMS:
-        return _row_sums(iterate).amax(-1)
     mean, deviation = _mean_and_deviation(iterate)
     order = iterate.shape[-1]
     return mean + math.sqrt((order - 1) / order) * frobenius(deviation)
@@ -245,15 +200,6 @@ def _row_sums(iterate: Tensor) -> Tensor:
     return iterate.abs().sum(-1)
 
 
-def _normalised(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix of Frobenius norm 1 (or 0) and the logarithm of the norm it had."""
-    size = positive(frobenius(matrix))
-    if torch.is_grad_enabled():
-        return scale_by(matrix, 1 / size), torch.log(size)
-    _real_view(matrix).mul_((1 / size)[..., None, None, None])  # fresh memory costs more than the products
-    return matrix, torch.log(size)
-
-
 def wide(matrix: Tensor) -> Tensor:
     """The matrix or its adjoint, whichever has no more rows than columns: WW* is then the smaller Gram matrix."""
     return (matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mH).resolve_conj()
@@ -274,20 +220,5 @@ def _balance(matrix: Tensor) -> float:
 
 def frobenius(matrix: Tensor) -> Tensor:
     """Frobenius norms. On the real view: torch's norm of complex numbers takes a slow hypotenuse per entry."""
-    norms: Tensor = torch.linalg.vector_norm(_real_view(matrix), dim=(-3, -2, -1))
+    norms: Tensor = torch.linalg.vector_norm(real_view(matrix), dim=(-3, -2, -1))
     return norms
-
-
-def scale_by(matrix: Tensor, factor: Tensor) -> Tensor:
-    """The matrices times real factors, one each. On the real view, to spare a complex product per entry."""
-    scaled = _real_view(matrix) * factor[..., None, None, None]
-    return torch.view_as_complex(scaled) if matrix.is_complex() else scaled[..., 0]
-
-
-def positive(size: Tensor) -> Tensor:
-    """The sizes with 1 in place of 0, for divisions and logarithms whose result does not matter there."""
-    return torch.where(size == 0, torch.ones_like(size), size)
-
-
-def _real_view(matrix: Tensor) -> Tensor:
-    return torch.view_as_real(matrix.resolve_conj()) if matrix.is_complex() else matrix[..., None]

@@ -5,12 +5,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, checked_iterations, kernel_hint
+from gramcert.arguments import Sizes, axis_sizes, checked_iterations
 from gramcert.bounds.circular import grid_norm
 from gramcert.bounds.gram import gram_norm
 from gramcert.bounds.transfer import sampling_factor
 from gramcert.geometry.axis import layer_axes
-from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
+from gramcert.geometry.convolution import Convolution, as_convolution
 from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
 from gramcert.geometry.symbol import FrequencyGrid
 
@@ -45,16 +45,11 @@ def norm2(layer: nn.Module | Convolution, input_size: Sizes | None = None, itera
     circular) the norm of the padding map is a factor.
     """
     iterations = checked_iterations("norm2", iterations)
+    if isinstance(layer, nn.Linear) and input_size is not None:
+        raise ValueError(f"norm2(input_size={input_size}): Linear has no spatial size, expected None")
+    description = as_convolution("norm2", layer, matrices=False)
     if isinstance(layer, nn.Linear):
-        if input_size is not None:
-            raise ValueError(f"norm2(input_size={input_size}): Linear has no spatial size, expected None")
-        return gram_norm(effective_weight("norm2", layer, nn.Linear), iterations)
-    if not isinstance(layer, (Convolution, *LAYERS)):
-        raise TypeError(
-            f"norm2(layer): cannot bound {type(layer).__name__}; expected Linear, a Conv or ConvTranspose layer or a "
-            f"gramcert.Convolution{kernel_hint(layer)}"
-        )
-    description = Convolution.of(layer, call="norm2")
+        return gram_norm(description.kernel[:, :, 0], iterations)
     kernels = reduced_kernels(grouped_kernels(description), description.stride, description.dilation)
     if input_size is None:
         taps = tuple(kernels.shape[3:])

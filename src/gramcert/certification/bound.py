@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gramcert.arguments import Sizes, axis_sizes
 from gramcert.auditing.reading import Source, shape_of_example
-from gramcert.certified.choose import as_convolution
+from gramcert.certified.choose import certified_convolution
 from gramcert.geometry.convolution import LAYERS
 from gramcert.geometry.recognition import unwrapped
 from gramcert.nn.outline import Outline
@@ -72,7 +72,7 @@ def _graph(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[int
     sizes = axis_sizes(call, "input_size", size, axes, what=kind)
     inner = unwrapped(call, module)
     if isinstance(inner, LAYERS):  # tracing one layer would take longer than its norm
-        layer = as_convolution(call, inner)
+        layer = certified_convolution(call, inner)
         layer.output_size(sizes, call=call)
         b = Builder()
         x = b.input("input", ())

@@ -4,10 +4,9 @@ import dataclasses
 import math
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, checked_matrix, require_values
+from gramcert.arguments import Sizes, axis_sizes, require_values
 from gramcert.certified.every_size import supremum
 from gramcert.certified.gram_symbol import crude_norm
 from gramcert.certified.lifted import LiftedLayer
@@ -15,7 +14,7 @@ from gramcert.certified.one_size import OneSize
 from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.axis import Axis, layer_axes
-from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
+from gramcert.geometry.convolution import LAYERS, Convolution, as_convolution
 from gramcert.geometry.recognition import require_plain_tensor, require_steady
 from gramcert.geometry.reduction import every_size_square
 from gramcert.rounding import checked_arithmetic, largest_exponent, root_up, scaled_up, up
@@ -75,7 +74,7 @@ def enclose(
         raise TypeError(f"{call}(tol): expected a number, got {tol!r}")
     if not 0 < tol < 1:
         raise ValueError(f"{call}(tol={tol!r}): expected 0 < tol < 1")
-    description = as_convolution(call, layer)
+    description = certified_convolution(call, layer)
     axes = None
     if input_size is not None:
         if not is_spatial(layer):
@@ -148,30 +147,15 @@ def _every_size(lifted: LiftedLayer, tol: float, work: Work) -> tuple[float, flo
     return found.lower, up(found.upper * root_up(square)), f"{found.method}, times √{square} for the padding", notes
 
 
-def as_convolution(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:
-    """Any layer as a convolution: matrices and linear layers as one with a single tap on one axis."""
+def certified_convolution(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:
+    """:func:`as_convolution` of what can be proved about: plain tensors, and layers that are the same next time."""
     if isinstance(layer, Tensor):
         require_plain_tensor(f"{call}(layer)", layer)
-        return _of_matrix(call, layer)
     if isinstance(layer, nn.Module):
         require_steady(call, layer)
-    if isinstance(layer, nn.Linear):
-        return _of_matrix(call, effective_weight(call, layer, nn.Linear))
-    if not isinstance(layer, (Convolution, *LAYERS)):
-        raise TypeError(
-            f"{call}(layer): cannot bound {_name(layer)}; expected Linear, a Conv or ConvTranspose layer, a "
-            f"gramcert.Convolution or a matrix"
-        )
-    description = Convolution.of(layer, call=call)
+    description = as_convolution(call, layer, complex_too=True)
     require_plain_tensor(f"{call}(layer)", description.kernel)
     return description
-
-
-def _of_matrix(call: str, matrix: Tensor) -> Convolution:
-    matrix = checked_matrix(call, matrix)
-    if matrix.is_complex():  # a complex matrix has the norm of this real one
-        matrix = torch.cat([torch.cat([matrix.real, -matrix.imag], 1), torch.cat([matrix.imag, matrix.real], 1)])
-    return Convolution(matrix[:, :, None])
 
 
 def is_spatial(layer: Any) -> bool:

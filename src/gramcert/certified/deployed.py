@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.arguments import Sizes
-from gramcert.certified.choose import as_convolution, enclose
+from gramcert.certified.choose import certified_convolution, enclose
 from gramcert.certified.gram_symbol import crude_norm
 from gramcert.certified.work import Work
 from gramcert.enclosure import Enclosure
@@ -39,7 +39,7 @@ def refined(
     call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None, tol: float, work: Work
 ) -> Enclosure:
     """An enclosure as tight as ``tol``, and much tighter where the norm may be 1; its notes say what stopped it."""
-    description = as_convolution(call, layer)  # once: a parametrisation may give other weights the next time
+    description = certified_convolution(call, layer)  # once: a parametrisation may give other weights the next time
     found = enclose(call, description, input_size, tol, work)
     lower, upper = found.lower, found.upper
     work.max_operations, used = WORTH, tol

@@ -61,9 +61,6 @@ class GramSymbol:
         self.taps = self.kernel.reshape(*kernel.shape[:2], -1)  # the same with all taps on one axis
         self.order = kernel.shape[0]
         self.degrees = [(size - 1) / 2 for size in self.sizes]
-        # A bound of every λ_max(G), and of Σ_a of the absolute sums that C_a is made of.
-        crude = crude_norm(kernel)
-        self.crude = up(crude * crude)
         # Lags of one half space: those of all of these combinations that do not come before 0, which is in the middle
         # of those with the first entry 0.
         self._lag_ranges = [torch.arange(1 - size if axis else 0, size) for axis, size in enumerate(self.sizes)]
@@ -94,6 +91,12 @@ class GramSymbol:
         symbol = cls(kernel, batch)
         symbol.bytes = fixed + batch * each
         return symbol
+
+    @functools.cached_property
+    def crude(self) -> float:
+        """A bound of every λ_max(G), and of Σ_a of the absolute sums that C_a is made of."""
+        crude = crude_norm(self.kernel)
+        return up(crude * crude)
 
     @functools.cached_property
     def lags(self) -> Tensor:

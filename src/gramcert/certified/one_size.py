@@ -282,20 +282,18 @@ class OneSize:
 
     def _embedding(self) -> str:
         """The largest σ(E) on the grid of a circulant that has the layer as a part, shifted by half a step or not."""
-        best, evaluations = math.inf, 0
-        for grid in self.bound.grids:
-            highest = 0.0
-            for group in self._groups_by_size():
-                if self._crude[group] <= self.target:
-                    highest = max(highest, self._crude[group])
-                    continue
+        highest, evaluations = [0.0] * len(self.bound.grids), 0
+        for group in self._groups_by_size():
+            uppers = [self._crude[group]] * len(highest)
+            if self._crude[group] > self.target:
                 symbol = self._symbol(EMBEDDING, group)
-                points = self._points(EMBEDDING, grid, symbol)
-                found = grid_maximum(symbol, points, self.tol / 4, self.work, self.lower / self.repetition)
-                evaluations += found.evaluations
-                highest = max(highest, up(found.upper * root_up(self.bound.square)))
-            best = min(best, highest)
-        self._tighten(best, EMBEDDING)
+                for number, grid in enumerate(self.bound.grids):
+                    points = self._points(EMBEDDING, grid, symbol)
+                    found = grid_maximum(symbol, points, self.tol / 4, self.work, self.lower / self.repetition)
+                    evaluations += found.evaluations
+                    uppers[number] = up(found.upper * root_up(self.bound.square))
+            highest = [max(pair) for pair in zip(highest, uppers, strict=True)]
+        self._tighten(min(highest), EMBEDDING)
         return f"{evaluations} symbols"
 
     def _proof(self) -> str:
@@ -357,6 +355,7 @@ class OneSize:
         return sorted(range(len(self.kernels)), key=lambda group: -self._crude[group])
 
     def _symbol(self, name: str, group: int) -> GramSymbol:
+        """Made anew by each method: a hundredth of its time, and to keep it would take memory from the others."""
         return GramSymbol.within(name, self.reduced[group], self.work)
 
 

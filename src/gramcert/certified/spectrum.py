@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gramcert.arguments import Sizes, axis_sizes, require_values
 from gramcert.certified.banded import band_bytes, smaller_grams
-from gramcert.certified.choose import as_convolution, is_spatial
+from gramcert.certified.choose import certified_convolution, is_spatial
 from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import BATCH_BYTES, crude_norm
 from gramcert.certified.largest import largest_values
@@ -86,7 +86,7 @@ def singular_values(
         (tensor([4., 2., 2., 0.], dtype=torch.float64), True)
     """
     call = "singular_values"
-    description = as_convolution(call, layer)
+    description = certified_convolution(call, layer)
     copies = 2 if isinstance(layer, Tensor) and layer.is_complex() else 1  # of each value, in the real matrix
     count = None if k is None else _checked_count(call, k)
     axes = _axes(call, layer, description, input_size)

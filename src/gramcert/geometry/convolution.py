@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, checked_kernel, widened
+from gramcert.arguments import Sizes, axis_sizes, checked_kernel, checked_matrix, kernel_hint, require_dense, widened
 from gramcert.geometry.padding import PaddingMode, Pairs, pad, pad_adjoint, pad_with_zeros
 from gramcert.geometry.recognition import require_known, require_plain_tensor
 
@@ -151,6 +151,8 @@ class Convolution:
     @classmethod
     def of(cls, layer: "nn.Module | Convolution", *, call: str = "Convolution.of") -> "Convolution":
         """Describe a torch convolution layer; parametrised layers with their effective weight, differentiably.
+
+        Half-precision weights come in float32, which holds them exactly.
 
         Args:
             layer: ``nn.Conv1d/2d/3d`` or ``nn.ConvTranspose1d/2d/3d``.
@@ -327,6 +329,46 @@ class Convolution:
         if any(size < 1 for size in sizes) or self.output_size(sizes) != output_size:
             raise ValueError(f"Convolution.adjoint(y): no input of size {sizes} gives an output of size {output_size}")
         return sizes
+
+
+def as_convolution(
+    call: str,
+    layer: nn.Module | Convolution | Tensor,
+    *,
+    verb: str = "bound",
+    matrices: bool = True,
+    complex_too: bool = False,
+) -> Convolution:
+    """Any layer as a convolution, differentiably: matrices and linear layers as one with a single tap on one axis.
+
+    Half-precision weights come in float32, which holds them exactly.
+
+    Args:
+        call: name of the public function, for errors.
+        layer: ``nn.Linear``, a convolution layer of torch, a :class:`Convolution` or a matrix.
+        verb: what the function does to layers, for errors.
+        matrices: whether it takes matrices.
+        complex_too: whether complex ones, as the real matrix of twice the size with the same norm.
+    """
+    if isinstance(layer, nn.Linear):
+        return _of_matrix(call, effective_weight(call, layer, nn.Linear), complex_too)
+    if isinstance(layer, Tensor) and matrices:
+        require_dense(call, "layer", layer)
+        return _of_matrix(call, layer, complex_too)
+    if isinstance(layer, Tensor) or not isinstance(layer, (Convolution, *LAYERS)):
+        *others, last = ["Linear", "a Conv or ConvTranspose layer", "a gramcert.Convolution", *["a matrix"] * matrices]
+        expected = f"{', '.join(others)} or {last}{kernel_hint(layer)}"
+        raise TypeError(f"{call}(layer): cannot {verb} {type(layer).__name__}; expected {expected}")
+    return Convolution.of(layer, call=call)
+
+
+def _of_matrix(call: str, matrix: Tensor, complex_too: bool) -> Convolution:
+    matrix = checked_matrix(call, matrix)
+    if matrix.is_complex():
+        if not complex_too:
+            raise TypeError(f"{call}(layer): expected a real matrix, got {matrix.dtype}")
+        matrix = torch.cat([torch.cat([matrix.real, -matrix.imag], 1), torch.cat([matrix.imag, matrix.real], 1)])
+    return Convolution(matrix[:, :, None])
 
 
 def effective_weight(call: str, layer: nn.Module, base: type[nn.Module]) -> Tensor:

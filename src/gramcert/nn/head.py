@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gramcert.arguments import widened
-from gramcert.bounds.gram import positive
+from gramcert.bounds.powers import positive
 from gramcert.certified.margins import radii
 from gramcert.exact import exact, float_up
 from gramcert.nn.layer import names_itself

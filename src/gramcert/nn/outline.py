@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gramcert.arguments import require_finite
-from gramcert.certified.choose import as_convolution
+from gramcert.certified.choose import certified_convolution
 from gramcert.geometry.convolution import LAYERS
 from gramcert.geometry.recognition import require_known, require_steady, unwrapped
 from gramcert.nn.torch_layers import describe_torch_layer
@@ -57,7 +57,7 @@ class Outline:
                 x = self.module(x, part)
             return x
         if isinstance(module, (nn.Linear, *LAYERS)):
-            layer = as_convolution(call, module)
+            layer = certified_convolution(call, module)
             require_finite(call, f"{name}.weight", layer.kernel)
             return self.b.layer(x, LayerNorm(layer))
         require_known(call, module, type(module))

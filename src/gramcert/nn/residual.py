@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations, require_finite, widened
-from gramcert.bounds.gram import positive
 from gramcert.bounds.layer import norm2
+from gramcert.bounds.powers import positive
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.recognition import require_known
 from gramcert.nn.layer import expected, names_itself

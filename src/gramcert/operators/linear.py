@@ -109,8 +109,9 @@ class LinearMap(abc.ABC):
         """Whether it has at most norm 1 by its nature: no entry occurs twice."""
         return False
 
+    @functools.cached_property
     def digest(self) -> str:
-        """What it is, to the last bit."""
+        """What it is, to the last bit; computed once."""
         sha = hashlib.sha256(repr((type(self).__name__, self.source, self.target, self.error)).encode())
         for part in self._parts():
             sha.update(part)

@@ -6,6 +6,7 @@ kept in a cache.
 
 import abc
 import dataclasses
+import functools
 import hashlib
 import math
 import time
@@ -85,6 +86,7 @@ class Measurement(abc.ABC):
     def is_instant(self) -> bool:
         """Whether it is known in closed form, and not worth a cache."""
 
+    @property
     @abc.abstractmethod
     def digest(self) -> str:
         """Of everything that the result depends on."""
@@ -95,7 +97,7 @@ class Measurement(abc.ABC):
 
     def key(self, tol: float) -> str:
         """Under which the result is kept."""
-        return hashlib.sha256(f"{FORMAT} {tol!r} {self.digest()}".encode()).hexdigest()
+        return hashlib.sha256(f"{FORMAT} {tol!r} {self.digest}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +125,10 @@ class Norm(Measurement):
             return False
         return not isinstance(self.map, AxisMatrix) or self.map.disjoint_norm is not None
 
+    @property
     def digest(self) -> str:
         """That of the map."""
-        return self.map.digest()
+        return self.map.digest
 
     def run(self, tol: float, max_seconds: float | None = None) -> Measured:
         """In closed form, or by :func:`gramcert.spectral_norm`, and the error of the stored numbers on top."""
@@ -201,6 +204,7 @@ class LayerNorm(Measurement):
         """It takes a proof."""
         return False
 
+    @property
     def digest(self) -> str:
         """Not kept: it is of weights in memory."""
         raise NotImplementedError
@@ -245,8 +249,9 @@ class ResidualLayer(Measurement):
         """It takes two norms."""
         return False
 
+    @functools.cached_property
     def digest(self) -> str:
-        """Of both kernels and the geometry."""
+        """Of both kernels and the geometry; computed once."""
         sha = hashlib.sha256(repr(("residual", self.inner.padding, self.input_size, self.outer.shape)).encode())
         for tensor in (self.inner.kernel, self.outer):
             sha.update(tensor.detach().double().contiguous().numpy().tobytes())

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from gramcert.arguments import can_be_read
 from gramcert.bounds.autograd import full_precision, run, run_on_each
-from gramcert.geometry.symbol import FrequencyGrid
-from gramcert.rescaling.gram_filter import lags
-from gramcert.rescaling.hermitian import PIECE_BYTES, evaluate, evaluate_adjoint, evaluation_table, modulus
-from gramcert.rescaling.powers import Powers
+from gramcert.bounds.gram_filter import lags
+from gramcert.bounds.powers import Powers, positive
+from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid
 
 
 def largest_row_sums(
@@ -44,11 +43,11 @@ class _LargestRowSums(torch.autograd.Function):
     def forward(
         gram: Tensor, q: Tensor, grid: FrequencyGrid, taps: tuple[int, ...], iterations: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        table = evaluation_table(grid, lags(taps), gram)
+        symbol = FilterSymbol(gram, grid, lags(taps))
         sums, logs = q.new_empty(len(grid), *q.shape), q.new_empty(len(grid), q.shape[0])
-        for part in _chunks(len(grid), gram):
-            powers = Powers.of(evaluate(table[:, part], gram), iterations)
-            sums[part], logs[part] = _row_sums(powers.iterates[-1], q), powers.log
+        for chunk in symbol.chunks:
+            powers = Powers.of(symbol(chunk), iterations, keep=False)
+            sums[chunk], logs[chunk] = _row_sums(powers.last(), q), powers.log
         log = logs.amax(0)
         if iterations > 2:  # before that nothing is scaled
             sums *= torch.exp(2.0**iterations * (logs - log))[..., None]
@@ -58,38 +57,34 @@ class _LargestRowSums(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         gram, q, ctx.grid, ctx.taps, ctx.iterations = inputs
-        largest, log, index = output
+        _, log, index = output
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(log, index)
-        ctx.save_for_backward(gram, q, largest, log, index)
+        ctx.save_for_backward(gram, q, log, index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         if grad is None:
             return None, None, None, None, None
-        gram, q, largest, log, index = ctx.saved_tensors
-        table = evaluation_table(ctx.grid, lags(ctx.taps), gram)
-        used = torch.arange(len(ctx.grid), device=index.device)
-        if can_be_read(index):  # otherwise no shape may depend on values
-            used = torch.unique(index)
-            table = table[:, used]
-        rows = (index == used[:, None, None]).to(grad.dtype)
+        gram, q, log, index = ctx.saved_tensors
         with full_precision(gram):
-            if torch.is_grad_enabled():
-                return *_differentiable(gram, q, log, table, rows, ctx.iterations, grad), None, None, None
-            gradient, q_gradient = torch.zeros_like(gram), -grad * largest / q
-            for part in _chunks(len(used), gram):
-                powers = Powers.of(evaluate(table[:, part], gram), ctx.iterations)
-                last, weights = powers.iterates[-1], rows[part] * grad / q
-                if powers.scales:
-                    weights *= powers.weights(ctx.iterations, log)[..., None]
-                size = modulus(last)
-                q_gradient += (size.mT @ weights[..., None])[..., 0].sum(0)
+            symbol = FilterSymbol(gram, ctx.grid, lags(ctx.taps))
+            used = symbol.indices
+            if can_be_read(index):  # otherwise no shape may depend on values
+                used = torch.unique(index)
+            gradient, q_gradient = torch.zeros_like(gram), torch.zeros_like(q)
+            for chunk in used.split(symbol.chunks[0].stop):
+                powers = Powers.of(symbol(chunk), ctx.iterations)
+                last = powers.last()
+                size = _modulus(last)
+                chosen = (index == chunk[:, None, None]).to(grad.dtype) * powers.weights(log)[..., None]
+                slopes = chosen * grad / q  # of s with respect to Σ_j |G_t|_ij q_j
+                sums = (size @ q[..., None])[..., 0]
+                q_gradient = q_gradient + ((size.mT @ slopes[..., None])[..., 0] - slopes * sums / q).sum(0)
                 # C_ij = ½(w_i q_j + w_j q_i)·sgn(P_ij), the Hermitian part of the derivative.
-                outer = weights[..., None] * q[:, None, :]
-                cotangent = last * torch.where(size == 0, 0, (outer + outer.mT) / (2 * size))
-                powers.pull_back_(cotangent)
-                gradient += evaluate_adjoint(table[:, part], cotangent)
+                outer = slopes[..., None] * q[:, None, :]
+                cotangent = powers.pull_back(last * ((outer + outer.mT) / (2 * positive(size))))
+                gradient = gradient + symbol.adjoint(chunk, cotangent) * powers.growth
         return gradient, q_gradient, None, None, None
 
     @staticmethod
@@ -98,21 +93,11 @@ class _LargestRowSums(torch.autograd.Function):
 
 
 def _row_sums(matrix: Tensor, q: Tensor) -> Tensor:
-    return (modulus(matrix) @ q[..., None])[..., 0] / q
+    return (_modulus(matrix) @ q[..., None])[..., 0] / q
 
 
-def _differentiable(
-    gram: Tensor, q: Tensor, log: Tensor, table: Tensor, rows: Tensor, iterations: int, grad: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """The same through torch's own rules, for second derivatives."""
-    powers = Powers.of(evaluate(table, gram), iterations)
-    weights = torch.exp(2.0**iterations * (powers.log - log))[..., None]
-    value = (_row_sums(powers.iterates[-1], q) * weights * rows).sum(0)
-    inputs = [tensor for tensor in (gram, q) if tensor.requires_grad]
-    found = iter(torch.autograd.grad(value, inputs, grad, create_graph=True))
-    return (next(found) if gram.requires_grad else None), (next(found) if q.requires_grad else None)
-
-
-def _chunks(frequencies: int, gram: Tensor) -> list[slice]:
-    each = max(1, 2 * PIECE_BYTES // (gram[0].numel() * gram.element_size()))
-    return [slice(start, start + each) for start in range(0, frequencies, each)]
+def _modulus(matrix: Tensor) -> Tensor:
+    """|G| entry by entry. The hypotenuse of contiguous parts is faster, but has no slope at 0."""
+    if torch.is_grad_enabled() or not matrix.is_complex():
+        return matrix.abs()
+    return torch.hypot(matrix.real.contiguous(), matrix.imag.contiguous())

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from gramcert.bounds.gram import positive
-from gramcert.rescaling.powers import largest_diagonal
+from gramcert.bounds.powers import divided, positive
 
 
 def tall_row_sums(matrices: Tensor, q: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
@@ -17,9 +16,8 @@ def tall_row_sums(matrices: Tensor, q: Tensor, iterations: int) -> tuple[Tensor,
     log = exponent = torch.zeros_like(q[:, 0].detach())  # H_s = exp(log)·factor, the product lacks exp(exponent)
     for step in range(1, iterations):
         if step > 1:
-            factor = factor @ factor
-            largest = largest_diagonal(factor)
-            factor, log = factor / largest[:, None, None], 2 * log + torch.log(largest)
+            factor, largest = divided(factor @ factor)
+            log = 2 * log + torch.log(largest)
         product = product @ factor
         largest = positive(product.detach().abs().amax((-2, -1)))
         product, exponent = product / largest[:, None, None], exponent + log + torch.log(largest)

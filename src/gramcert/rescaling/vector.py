@@ -25,19 +25,18 @@ from gramcert.arguments import (
     axis_sizes,
     can_be_read,
     checked_iterations,
-    checked_matrix,
     require_finite,
     values_to_check,
 )
 from gramcert.bounds.autograd import full_precision
-from gramcert.bounds.gram import positive
+from gramcert.bounds.gram_filter import gram_filter, unit_rows
+from gramcert.bounds.powers import positive
 from gramcert.bounds.transfer import sampling_factor
 from gramcert.geometry.axis import layer_axes
-from gramcert.geometry.convolution import LAYERS, Convolution, effective_weight
+from gramcert.geometry.convolution import Convolution, as_convolution
 from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
 from gramcert.geometry.symbol import FrequencyGrid
 from gramcert.rescaling.frequency import largest_row_sums
-from gramcert.rescaling.gram_filter import gram_filter
 from gramcert.rescaling.spatial import filter_sums
 from gramcert.rescaling.tall import tall_row_sums
 
@@ -101,7 +100,7 @@ def rescaling_vector(
         Prach and Lampert, Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks, 2022.
     """
     call = "rescaling_vector"
-    description = _description(call, layer)
+    description = as_convolution(call, layer, verb="rescale")
     scale = largest_entry(call, description.kernel)
     moderate = description.with_kernel(description.kernel / scale)
     factors = convolution_rescaling(moderate, iterations, q=q, form=form, input_size=input_size, side=side, call=call)
@@ -146,22 +145,20 @@ def _root_sums(kernels: Tensor, q: Tensor | None, grid: FrequencyGrid | None, it
     """1/R for the rows of each group, 0 where all weights of a row are 0; a grid of ``None`` is the spatial form."""
     taps = tuple(kernels.shape[3:])
     rows, columns = kernels.shape[1:3]
-    # Divided by the largest length of a row, G is moderate.
-    energies = kernels.detach().flatten(2).square().sum(2)
-    scale = energies.amax(1).sqrt()
-    scaled = kernels / positive(scale).reshape(-1, *(1,) * (kernels.dim() - 1))
+    scaled, lengths = unit_rows(kernels)
     ones = q is None
     q = kernels.new_ones(kernels.shape[:2]) if q is None else q
+    if math.prod(taps) == 1:  # the same at all frequencies
+        grid = FrequencyGrid.unshifted(taps)
     if math.prod(taps) == 1 and rows > columns:
         sums, log = tall_row_sums(scaled.flatten(2), q, iterations)
-    elif grid is None and math.prod(taps) > 1:
+    elif grid is None:
         sizes, log = filter_sums(scaled, iterations, call)
         sums = sizes.sum(-1) if ones else (sizes @ q[..., None])[..., 0] / q
     else:
-        grid = grid or FrequencyGrid.unshifted(taps)
         sums, log = largest_row_sums(gram_filter(scaled), q, grid, taps, iterations)
     roots = sums.clamp_min(SMALLEST_SUM[sums.dtype]) ** (2.0**-iterations)
-    return torch.where(energies == 0, 0.0, roots * (scale * torch.exp(log))[:, None])
+    return torch.where(lengths == 0, 0.0, roots * (lengths.amax(1) * torch.exp(log))[:, None])
 
 
 def _frequencies(
@@ -202,22 +199,6 @@ def _weights(call: str, q: Tensor, channels: int, like: Tensor) -> Tensor:
     # Only ratios matter: in units of the largest they neither overflow nor vanish all together.
     ratios = q.double() / q.detach().double().amax()
     return (ratios * LARGEST_Q[like.dtype]).clamp_min(1.0).to(like.dtype)
-
-
-def _description(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:
-    if isinstance(layer, nn.Linear):
-        layer = effective_weight(call, layer, nn.Linear)
-    if isinstance(layer, Tensor):
-        matrix = checked_matrix(call, layer)
-        if matrix.is_complex():
-            raise TypeError(f"{call}(layer): expected a real matrix, got {matrix.dtype}")
-        return Convolution(matrix[:, :, None])
-    if not isinstance(layer, (Convolution, *LAYERS)):
-        raise TypeError(
-            f"{call}(layer): cannot rescale {type(layer).__name__}; expected Linear, a Conv or ConvTranspose layer, a "
-            f"gramcert.Convolution or a matrix"
-        )
-    return Convolution.of(layer, call=call)
 
 
 def largest_entry(call: str, weight: Tensor) -> Tensor:

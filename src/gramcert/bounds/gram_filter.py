@@ -1,6 +1,7 @@
 """The filter of the Gram matrix G(ω) = E(ω)E(ω)* of a kernel: the correlation of its rows with each other."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from gramcert.arguments import can_be_read
 from gramcert.bounds.autograd import full_precision, run, run_on_each
-from gramcert.geometry.symbol import FrequencyGrid
-from gramcert.rescaling.hermitian import FilterTransform, evaluate, evaluation_table
+from gramcert.bounds.powers import positive
+from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid, InverseTransform
 
 # Kernels with at most so many entries are correlated by torch's convolution, on a CPU: one operation. Others on a grid
 # of frequencies: less work, and only matrix products, as a GPU may round the factors of a convolution to 10 bits.
@@ -28,7 +29,16 @@ def gram_filter(kernels: Tensor) -> Tensor:
     return run(_GramFilter, kernels)[0]
 
 
-def lags(taps: tuple[int, ...]) -> list[range]:
+def unit_rows(kernels: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernels of each group divided by the length of their longest row; and the lengths, (groups, rows), constants.
+
+    G is then moderate, and the mean over all frequencies of its largest diagonal entry at least 1.
+    """
+    lengths = kernels.detach().flatten(2).square().sum(2).sqrt()
+    return kernels / positive(lengths.amax(1)).reshape(-1, *(1,) * (kernels.dim() - 1)), lengths
+
+
+def lags(taps: Sequence[int]) -> list[range]:
     """The lags of a filter, per axis."""
     return [range(1 - size, size) for size in taps]
 
@@ -126,12 +136,9 @@ def _apply_directly(filters: Tensor, kernels: Tensor) -> Tensor:
 def _correlate_frequencies(kernels: Tensor) -> Tensor:
     """EE* on the 2k-1 frequencies per axis that determine its filter, and back."""
     groups, rows, _, *taps = kernels.shape
-    grid = FrequencyGrid.unshifted(tuple(2 * size - 1 for size in taps))
-    real, imaginary = _symbols(grid, kernels)
-    # EE* = (XXᵀ + YYᵀ) + i(YXᵀ - XYᵀ) for E = X + iY.
-    mixed = imaginary @ real.mT
-    gram = torch.stack([real @ real.mT + imaginary @ imaginary.mT, mixed - mixed.mT])
-    filters = FilterTransform.of(grid, kernels)(gram.reshape(2, len(grid), -1))
+    grid = _small_grid(taps)
+    blocks = _symbols(kernels, grid)
+    filters = InverseTransform(grid, kernels)((blocks @ blocks.mH).flatten(1))
     # The transform leaves lag x at place x mod 2k-1.
     places = filters.reshape(*grid.sizes, groups, rows, rows)
     return places.roll([size - 1 for size in taps], list(range(len(taps)))).flatten(0, len(taps) - 1)
@@ -139,18 +146,19 @@ def _correlate_frequencies(kernels: Tensor) -> Tensor:
 
 def _apply_frequencies(filters: Tensor, kernels: Tensor) -> Tensor:
     """S(ω)·E(ω) on the same grid: what wraps around falls on places beyond the taps."""
-    _, _, _, *taps = kernels.shape
-    grid = FrequencyGrid.unshifted(tuple(2 * size - 1 for size in taps))
-    real, imaginary = _symbols(grid, kernels)
-    s_real, s_imaginary = evaluate(evaluation_table(grid, lags(tuple(taps)), kernels), filters).flatten(1, 2)
-    product = torch.stack([s_real @ real - s_imaginary @ imaginary, s_real @ imaginary + s_imaginary @ real])
-    places = FilterTransform.of(grid, kernels)(product.reshape(2, len(grid), -1)).reshape(
-        *grid.sizes, *kernels.shape[:3]
-    )
+    taps = kernels.shape[3:]
+    grid = _small_grid(taps)
+    operators = FilterSymbol(filters, grid, lags(taps))(slice(None))
+    products = (operators @ _symbols(kernels, grid)).flatten(1)
+    places = InverseTransform(grid, kernels)(products).reshape(*grid.sizes, *kernels.shape[:3])
     return places[tuple(slice(size) for size in taps)].flatten(0, len(taps) - 1).movedim(0, -1).reshape(kernels.shape)
 
 
-def _symbols(grid: FrequencyGrid, kernels: Tensor) -> Tensor:
-    """E on the grid: (2, frequencies·groups, rows, columns)."""
-    table = evaluation_table(grid, [range(size) for size in kernels.shape[3:]], kernels)
-    return evaluate(table, kernels.flatten(3).movedim(-1, 0)).flatten(1, 2)
+def _small_grid(taps: Sequence[int]) -> FrequencyGrid:
+    return FrequencyGrid.unshifted(tuple(2 * size - 1 for size in taps))
+
+
+def _symbols(kernels: Tensor, grid: FrequencyGrid) -> Tensor:
+    """E on the grid: (frequencies, groups, rows, columns)."""
+    symbol = FilterSymbol(kernels.flatten(3).movedim(-1, 0), grid, [range(size) for size in kernels.shape[3:]])
+    return symbol(slice(None))
