@@ -2,7 +2,7 @@
 
 import torch
 
-from gramcert.operators.elementwise import TABLE
+from gramcert.operators.elementwise import ELEMENTARY, TABLE
 from gramcert.operators.graph import Graph, Input, Node, Nonlinear
 from gramcert.rounding import ASSUMPTIONS
 
@@ -18,9 +18,26 @@ FIXED = "the input "
 
 def assumptions(graph: Graph, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Of an audit of this graph, for inputs of this shape without the batch."""
+    about = (*ABOUT, _about_batch(graph, shape), *_about_fixed(graph))
+    return (*about, *ASSUMPTIONS, *_about_functions(graph), *_about_types(graph))
+
+
+def assumptions_of_values(graph: Graph) -> tuple[str, ...]:
+    """Of values that were computed by this graph, with a bound of their rounding."""
+    elementary = [name for name in _functions(graph) if name not in TABLE or not TABLE[name].is_exact]
+    return (*ASSUMPTIONS, *[ELEMENTARY] * bool(elementary), *_about_functions(graph))
+
+
+def _about_functions(graph: Graph) -> list[str]:
+    """What slopes rest on, each once."""
+    assumed = [TABLE[name].assumed for name in _functions(graph) if name in TABLE]
+    return list(dict.fromkeys(text for text in assumed if text))
+
+
+def _functions(graph: Graph) -> list[str]:
+    """Names of functions of each entry, and of those that take logarithms or exponentials of several."""
     names = [node.operation.name for node in graph.nodes.values() if isinstance(node.operation, Nonlinear)]
-    assumed = dict.fromkeys(TABLE[name].assumed for name in names if name in TABLE and TABLE[name].assumed)
-    return (*ABOUT, _about_batch(graph, shape), *_about_fixed(graph), *ASSUMPTIONS, *assumed, *_about_types(graph))
+    return [name for name in names if name in TABLE or name in ("softmax", "log softmax", "log sum exp")]
 
 
 def _about_batch(graph: Graph, shape: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from gramcert.exact import float_up
 from gramcert.geometry.recognition import unwrapped
 from gramcert.nn.baking import frozen_copy
 from gramcert.progress import Report, silent
-from gramcert.rounding import checked_arithmetic
+from gramcert.rounding import ASSUMPTIONS, checked_arithmetic
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class CertifiedAccuracy:
         predictions: the computed classes; -1 for ties.
         radii: certified radius of each input, 0 where the prediction is wrong.
         error: largest bound of the distance between computed and exact features.
+        assumptions: what all this rests on, besides the program itself.
     """
 
     clean: float
@@ -41,6 +42,7 @@ class CertifiedAccuracy:
     predictions: Tensor
     radii: Tensor
     error: float
+    assumptions: tuple[str, ...] = ASSUMPTIONS
 
     def at(self, radius: float, label: int | None = None) -> float:
         """Certified accuracy at any radius, of all inputs or of one class."""
@@ -120,6 +122,7 @@ def certify(
         predictions=every_prediction,
         radii=every_radius,
         error=largest,
+        assumptions=classifier.network.assumptions,
     )
 
 

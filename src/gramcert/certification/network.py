@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gramcert.auditing.assumptions import assumptions_of_values
 from gramcert.certified.margins import radii
 from gramcert.operators.evaluation import Evaluation, NotEvaluatedError
 from gramcert.operators.graph import Graph, Node
@@ -24,6 +25,7 @@ class CertifiedNetwork:
     Attributes:
         lipschitz: certified constant of what comes before.
         classes: how many logits there are.
+        assumptions: what the radii rest on.
     """
 
     def __init__(self, call: str, graph: Graph, report: Report = silent) -> None:
@@ -38,6 +40,7 @@ class CertifiedNetwork:
             self._evaluation = Evaluation(network.plan, network.measure)
         except NotEvaluatedError as error:
             raise TypeError(f"{call}(model): {error}") from None
+        self.assumptions = assumptions_of_values(network.plan.graph)
         maps = [node.operation for node in self._head if isinstance(node.operation, AxisMatrix)]
         self._weight = maps[0].matrix if maps else torch.eye(self.classes, dtype=torch.float64)
 

@@ -20,7 +20,6 @@ from gramcert.cli.options import DATA, RADII, parse_radii
 from gramcert.cli.plots import require_plotting
 from gramcert.cli.progress import counting_bars
 from gramcert.cli.radius_plot import save_radius_plot
-from gramcert.rounding import ASSUMPTIONS
 from gramcert.training.checkpoints import Trained
 from gramcert.training.images import Labelled
 
@@ -90,7 +89,7 @@ def _as_json(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float
         "feature_error": result.error,
         "classes": classes,
         "configuration": json.loads(trained.configuration.to_json()),
-        "assumptions": ASSUMPTIONS,
+        "assumptions": result.assumptions,
     }
 
 

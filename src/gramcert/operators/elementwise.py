@@ -225,7 +225,10 @@ def computing(name: str, parameters: Mapping[str, Number]) -> Compute | None:
     if name == "rrelu":  # whose slope is their mean
         numbers.append(sum(numbers) / 2)
     gain = up(math.prod(1 + abs(number) for number in numbers) * (1 + gamma(2 * len(numbers))))
-    moved = up(up(4 * gain) * up(sum(map(_off, numbers))))
+    off = sum(map(_off, numbers))
+    if name in ("hardswish", "hardsigmoid"):  # of which a network in float64 takes another sixth
+        off += 6 * (SIXTH - 1 / 6)
+    moved = up(up(4 * gain) * up(off)) if off else 0.0
     # Softplus is log(1 + e^x), and torch's switch to x at its threshold a jump away from it.
     if name == "softplus":
         moved = up(moved + 2 * math.exp(-float(given["threshold"])) / float(given["beta"]))
