@@ -29,6 +29,9 @@ KEPT_LENGTH = 1024
 # Bytes of symbol blocks worked on at a time: few enough to stay in the cache and to reuse freed memory.
 CHUNK_BYTES = 2**21
 
+# Large filters: so many frequencies at least, within so many bytes, share one pass over the filter.
+SHARED, SHARED_BYTES = 16, 2**25
+
 
 @dataclass(frozen=True)
 class FrequencyGrid:
@@ -125,9 +128,9 @@ class FilterSymbol:
 
     @property
     def chunks(self) -> list[slice]:
-        """Consecutive frequencies whose symbols fit ``CHUNK_BYTES``."""
+        """Consecutive frequencies whose symbols fit into the cache; of large ones a few."""
         complex_bytes = 2 * self.filters.element_size() * max(self.filters[0].numel(), len(self.filters))
-        each = max(1, CHUNK_BYTES // complex_bytes)
+        each = max(1, CHUNK_BYTES // complex_bytes, min(SHARED, SHARED_BYTES // complex_bytes))
         return [slice(start, start + each) for start in range(0, len(self._grid), each)]
 
     def __call__(self, chosen: slice | Tensor) -> Tensor:
