@@ -56,7 +56,7 @@ def statistics(x, mean, variance):
 WRITTEN = {
     "zeros": (Function(write_into_zeros), f"zeros: {OVERWRITTEN}"),
     "ones": (Function(write_into_ones), f"ones: {OVERWRITTEN}"),
-    "weight": (Function(write_into_weight, w=torch.ones(4, 4)), "a constant that is not a matrix"),
+    "weight": (Function(write_into_weight, w=torch.ones(4, 4)), f"clone: {OVERWRITTEN}"),
     "input": (Function(write_through(lambda t: t[:, :2], lambda x: x)), f"x: {OVERWRITTEN}"),
     "chunk of the input": (Function(write_through(lambda t: t.chunk(2, 1)[0], lambda x: x)), f"x: {OVERWRITTEN}"),
     **{

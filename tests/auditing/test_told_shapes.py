@@ -6,6 +6,7 @@ import torch
 
 from auditing_networks import Function
 from gramcert.auditing.aten import Translator
+from gramcert.auditing.fixing import Passed
 from gramcert.auditing.traced import traced
 from gramcert.operators.propagation import Follower, Plan
 
@@ -21,7 +22,7 @@ def reasons(program, shapes):
 def test_no_told_shape_makes_a_program_bounded():
     """Unbounded whatever is told: a slice that would be empty, and a size that would be a factor."""
     model = Function(lambda x: x + torch.special.bessel_j0(x).reshape(-1)[1:].sum())
-    program = traced(model.eval(), torch.zeros(1, 4))
+    program = traced(model.eval(), Passed.to("test", model, torch.zeros(1, 4), {}))
     name = next(call.outputs[0] for call in program.calls if "bessel" in call.target)
     assert reasons(program, {})
     assert reasons(program, {name: (1,)})

@@ -229,5 +229,5 @@ def test_what_is_no_layer_is_refused_by_the_name_of_the_call():
         as_convolution("f", nn.ReLU(), verb="fold")
     with pytest.raises(TypeError, match=r"f\(layer\): cannot bound Tensor; expected .* or a gramcert.Convolution"):
         as_convolution("f", torch.ones(2, 2), matrices=False)
-    with pytest.raises(TypeError, match=r"f\(layer\): expected a float32 or float64 matrix, got torch.complex64"):
+    with pytest.raises(TypeError, match=r"f\(layer\): expected a real matrix, got torch.complex64"):
         as_convolution("f", torch.ones(2, 2, dtype=torch.complex64))

@@ -74,8 +74,8 @@ CONSTANT |= _words(
     "hardtanh relu6 hardswish hardsigmoid mish prelu log_sigmoid max min embedding avg_pool1d avg_pool2d max_pool2d "
     "adaptive_avg_pool2d dropout alpha_dropout feature_dropout feature_alpha_dropout one_hot batch_norm"
 )
-# Those that would overwrite statistics, if they had some, in training mode.
-WITHOUT_STATISTICS = _words("native_batch_norm instance_norm")
+# Those that normalise by what they are given, and would overwrite statistics if they had some.
+WITHOUT_STATISTICS = _words("batch_norm native_batch_norm instance_norm")
 SAME = _words(
     "dropout alpha_dropout feature_dropout feature_alpha_dropout clone contiguous to _to_copy type_as "
     "lift_fresh_copy lift_fresh lift detach_copy"
@@ -256,7 +256,7 @@ class Translator(Context):
         allowed = arguments.op in CONSTANT | VIEWS | COPIES | SPLITS and not arguments.in_place
         allowed &= not (arguments.get("train", False) or arguments.get("training", False))
         if arguments.op in WITHOUT_STATISTICS:
-            allowed = arguments.values.get("running_mean") is None and arguments.values.get("running_var") is None
+            allowed |= arguments.values.get("running_mean") is None and arguments.values.get("running_var") is None
         if not allowed or not arguments.target.startswith("aten."):
             return Opaque(f"{arguments.op}: computed from constants by an operator that is not known")
         for value in arguments.values.values():

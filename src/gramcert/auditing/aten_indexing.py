@@ -35,7 +35,7 @@ def _written(t: Context, a: Arguments) -> Variable:
     reader, names = _READING[a.op]
     arguments = {name: a.values[name] for name in names if a.values.get(name) is not None}
     if any(isinstance(value, Variable) for value in _flat(arguments)):
-        raise Unknown("indices that depend on the input")
+        raise Unknown(rules.CHOICE if a.op == "index_put" else "indices that depend on the input")
     for value in _flat(arguments):
         known(value)
     if a.get("reduce") is not None:
@@ -77,6 +77,8 @@ def _flat(values: Any) -> list[Any]:
 @rule("masked_select", "masked_scatter")
 def _masked(t: Context, a: Arguments) -> Variable:
     """Entries where a constant mask is true, in a row; or others written there."""
+    if isinstance(a.values["mask"], Variable):
+        raise Unknown(rules.CHOICE)
     base, mask = known(a.values["self"]), a.weight("mask")
     if mask.dtype != torch.bool:
         raise Unknown("a mask that is none")

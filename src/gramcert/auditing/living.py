@@ -51,7 +51,9 @@ def of_module(call: str, module: nn.Module, input_shape: Shape, fix: Fix, where:
     example = torch.linspace(-1, 1, math.prod(input_shape)).reshape(1, *input_shape).to(device, dtype)
     on_device = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in fix.items()}
     passed = Passed.to(call, model, example, on_device)
-    return noted(_of_plain(call, module, model, passed, input_shape, where), passed.fixed)
+    with torch.autocast(device.type, enabled=False):  # whatever is around, the model is taken as it is alone
+        graph = _of_plain(call, module, model, passed, input_shape, where)
+    return noted(graph, passed.fixed)
 
 
 def _of_plain(call: str, module: nn.Module, model: nn.Module, passed: Passed, input_shape: Shape, where: str) -> Graph:

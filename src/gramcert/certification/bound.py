@@ -13,7 +13,6 @@ from gramcert.nn.outline import Outline
 from gramcert.operators.graph import Builder, Graph
 from gramcert.operators.measurement import LayerNorm
 from gramcert.operators.network import Network
-from gramcert.rounding import checked_arithmetic
 
 # Of an input whose channels no layer tells: MaxMin, sorting and shuffling can take so many.
 ANY_CHANNELS = 12
@@ -54,8 +53,7 @@ def lipschitz_bound(
         raise TypeError(f"{call}(module): expected a torch.nn.Module, got {type(module).__name__}")
     if input_size is not None and input_shape is not None:
         raise ValueError(f"{call}(input_size, input_shape): expected one of them, got both")
-    with checked_arithmetic(call):
-        network = Network(call, _graph(call, module, input_size, input_shape))
+    network = Network(call, _graph(call, module, input_size, input_shape))
     network.require_bounded(f"{call}({type(module).__name__})")
     return network.follow().upper
 

@@ -56,6 +56,11 @@ class Shift(Layer):
             raise ValueError(f"Shift(values): expected a sequence of finite numbers, got {values}")
         self.register_buffer("values", tensor)
 
+    @property
+    def channels(self) -> int:
+        """How many it takes."""
+        return self.values.numel()
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """A vector."""
         return {"values": (self.values.numel(),)}

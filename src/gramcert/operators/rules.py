@@ -285,7 +285,7 @@ def length(b: Builder, x: Variable, axes: list[int], shape: Shape) -> Variable:
 def normalised(b: Builder, x: Variable, count: int, epsilon: float, like: torch.dtype, name: str) -> Variable:
     r"""z/√(|z|²/n + ε) of n consecutive entries, centred before unless it is an rms norm."""
     epsilon, is_centred = typed(epsilon, like), name != "rms norm"
-    constant = _steepest(epsilon) if epsilon > 0 else math.inf
+    constant = _steepest(epsilon)
 
     def compute(x: Tensor) -> Rounded:
         groups = x.reshape(len(x), -1, count)
@@ -301,7 +301,7 @@ def normalised(b: Builder, x: Variable, count: int, epsilon: float, like: torch.
 
 def normalised_by(b: Builder, x: Variable, count: int, epsilon: float, name: str, compute: Compute | None) -> Variable:
     """A normalisation of n entries in any form: its slope is 1/√ε across at z = 0, and less elsewhere."""
-    if epsilon <= 0:
+    if not math.isfinite(_steepest(epsilon)):
         return b.unbounded((x,), x.shape, f"{name} without an epsilon: it jumps where all entries are equal")
     if count == 1 and name != "rms norm":
         return b.nonlinear(x, Nonlinear(0.0, name, why="of one entry it is constant", compute=compute))
@@ -310,7 +310,7 @@ def normalised_by(b: Builder, x: Variable, count: int, epsilon: float, name: str
 
 
 def _steepest(epsilon: float) -> float:
-    below = math.nextafter(epsilon, 0.0)
+    below = math.nextafter(epsilon, -math.inf)
     return up(up(1 / math.sqrt(below))) if below > 0 else math.inf
 
 
