@@ -101,9 +101,6 @@ REASONS = {
     **dict.fromkeys(("argmax", "argmin", "nonzero", "argsort"), "an index jumps"),
 }
 
-# By which argument an operator chooses entries.
-CHOOSING = {"masked_select": "mask", "masked_scatter": "mask", "masked_fill": "mask", "index_put": "indices"}
-
 RULES: dict[str, Rule] = {
     **aten_layers.RULES,
     **aten_products.RULES,
@@ -242,8 +239,7 @@ class Translator(Context):
             return self._split(arguments)
         if op in elementwise.TABLE:
             return aten_functions.of_table(self, arguments)
-        chosen = variables_in(arguments.get(CHOOSING.get(op, "")))
-        raise Unknown(CHOICE if chosen else REASONS.get(op, "no rule is known for this operator"))
+        raise Unknown(REASONS.get(op, "no rule is known for this operator"))
 
     def _constant(self, arguments: Arguments) -> Any:
         """What does not depend on the input is computed as torch does, from operators without side effects."""

@@ -138,6 +138,8 @@ def _where(t: Context, a: Arguments) -> Variable:
 
 @rule("masked_fill")
 def _masked_fill(t: Context, a: Arguments) -> Variable:
+    if isinstance(a.values["mask"], Variable):
+        raise Unknown(rules.CHOICE)
     mask, value = a.weight("mask"), a.constant("value")
     number = torch.tensor(a.number("value", 0.0)) if value is None else value
     x = t.b.scaled(a.x(), (~mask).double())
