@@ -96,7 +96,7 @@ def length_up(parts: Sequence[float]) -> float:
     """√Σp² of numbers that are not negative, as a float that is not below it."""
     parts = [part for part in parts if part]
     if len(parts) <= 1:
-        return sum(parts)
+        return parts[0] if parts else 0.0
     if not all(map(math.isfinite, parts)):
         return math.inf
     square = sum(Fraction(part) ** 2 for part in parts)

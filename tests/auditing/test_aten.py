@@ -1,5 +1,6 @@
 """Programs of torch.export as graphs: moves, outputs, types, and what has no constant for which reason."""
 
+import dataclasses
 import math
 
 import pytest
@@ -10,7 +11,9 @@ from torch import nn
 import gramcert
 from auditing_networks import ROUNDING, Function, check_linear, expect
 from gramcert.auditing.aten import Translator
+from gramcert.auditing.fixing import Passed
 from gramcert.auditing.program import Call, Program, Ref
+from gramcert.auditing.traced import traced
 from gramcert.operators.graph import Unbounded
 from reference import jacobian_norm
 
@@ -162,3 +165,25 @@ def test_arguments_that_torch_would_ignore_are_not_used():
     program = Program({"x": (1, 4)}, {"w": torch.eye(4)}, calls, ("z",))
     graph = Translator(program).run({"x": (1, 4)})
     assert isinstance(graph.nodes[graph.outputs["z"]].operation, Unbounded)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: torch.clamp(x, min=torch.full((9, 4), -math.inf)), 3.0),
+        (lambda x: (x[0] ** torch.ones(1, 1, 1)).mean(0), 1.0),
+        (lambda x: torch.where(torch.tensor([True, False, True, True]), x, -math.inf).softmax(1), 0.5),
+        (lambda x: F.pad(x, (2, -1), mode="circular"), "circular padding by a negative amount"),
+    ],
+    ids=["infinite limits", "an exponent", "a choice of nothing", "cropped circles"],
+)
+def test_shapes_and_limits_that_are_easily_forgotten(function, expected):
+    expect(gramcert.audit(Function(function), (4,)), expected)
+
+
+def test_a_shape_that_the_program_does_not_say_is_not_believed():
+    model = Function(lambda x: 2 * x).eval()
+    program = traced(model, Passed.to("test", model, torch.zeros(1, 4), {}))
+    told = dataclasses.replace(program, shapes=dict.fromkeys(program.shapes, (3, 4)))
+    nodes = Translator(told).run({next(iter(told.inputs)): (1, 4)}).nodes.values()
+    assert any("where the program says (3, 4)" in getattr(node.operation, "reason", "") for node in nodes)

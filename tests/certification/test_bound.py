@@ -230,3 +230,21 @@ def test_factors_of_every_type_are_taken_exactly(weight):
     bound = lipschitz_bound(block)
     assert type(bound) is float
     assert total <= Fraction(bound) <= total * (1 + Fraction(1, 2**50))
+
+
+def test_channels_are_not_guessed_where_the_constant_depends_on_them():
+    model = nn.Sequential(nn.LogSoftmax(1), gnn.Subsample(2))
+    with pytest.raises(ValueError, match=r"lipschitz_bound\(input_size\): LogSoftmax does not say how many channels"):
+        lipschitz_bound(model, 4)
+    assert lipschitz_bound(model, input_shape=(64, 4, 4)) == 8
+    assert lipschitz_bound(nn.Sequential(nn.ReLU(), gnn.MaxMin(), gnn.Subsample(2)), 4) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_an_epsilon_that_torch_chooses_is_the_smallest_one(dtype):
+    layer = nn.RMSNorm(8, dtype=dtype)
+    x = torch.zeros(2, 8, dtype=dtype)
+    x[:, 0] = torch.tensor([1.0, -1.0]) * 2.0**-12
+    values = layer(x).detach().double()
+    quotient = float((values[0] - values[1]).norm() / (x[0] - x[1]).double().norm())
+    assert quotient <= lipschitz_bound(layer) <= 1 / math.sqrt(torch.finfo(torch.float64).eps) * (1 + 1e-9)

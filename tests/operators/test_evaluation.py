@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrize
 
+import gramcert
 import gramcert.nn as gnn
+from auditing_networks import Function
 from cases import layers, modules
 from certification.exact import convolved, exact_batch, fractions, is_within
 from gramcert import Convolution, lipschitz_bound
@@ -517,3 +519,44 @@ def test_without_its_rounding_terms_the_bound_is_wrong(without_rounding):
 def reordered(found, truth):
     values, bound = found
     return values, truth, bound
+
+
+MASK = torch.tensor([True, False, True, False])
+THIRD = 1e9 / 3
+
+# Functions of vectors of four entries in float64 whose constants or numbers were once lost, misplaced or rounded.
+ONCE_WRONG = {
+    "a constant between values": lambda x: torch.cat([torch.relu(x), torch.ones(1, 4).double(), torch.tanh(x)], 1),
+    "zeros between values": lambda x: torch.stack([torch.relu(x) - 1, torch.zeros_like(x), torch.tanh(x)], 1).amax(1),
+    "lengths without an axis": lambda x: (lambda h: (h / torch.sqrt((h * h).sum(0) + 1)).t())(x.t()),
+    "an epsilon beside squares": lambda x: x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-3),
+    "a factor of squares": lambda x: (x.square() * 1e-50).sum(1, keepdim=True).sqrt() * 1e25,
+    "GELU by tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "x times hardsigmoid": lambda x: x * nn.functional.hardsigmoid(x),
+    "filled": lambda x: x.masked_fill(MASK, 0.1),
+    "chosen": lambda x: torch.where(MASK, x, THIRD),
+    "padded": lambda x: nn.functional.pad(x, (1, 1), value=0.1),
+    "a multiple": lambda x: torch.add(x, THIRD, alpha=3),
+    "numbers without an axis": lambda x: x[0].sum() * 0.1 + x,
+}
+
+
+@pytest.mark.parametrize("name", ONCE_WRONG)
+def test_values_are_those_of_the_model(name):
+    """Of each sample alone: torch in float64 is as near as its own rounding."""
+    model = Function(lambda x, wide: ONCE_WRONG[name](x), wide=torch.zeros((), dtype=torch.float64))
+    x = torch.randn(3, 4, dtype=torch.float64)
+    upper, values, distance = evaluated(model, x)
+    assert math.isfinite(upper)
+    for sample, value, bound in zip(x, values, distance.tolist(), strict=True):
+        truth = model(sample[None])[0]
+        assert value.shape == truth.shape
+        assert float((value - truth).norm()) <= bound + 100 * EPS * (1 + float(truth.norm()))
+
+
+def test_constants_whose_rounding_is_not_followed_are_refused():
+    a = torch.full((4,), 1e8 + 1 / 3, dtype=torch.float64)
+    model = Function(lambda x, a: torch.addcmul(x, a, a), a=a)
+    assert gramcert.audit(model, (4,)).upper == 1
+    with pytest.raises(NotEvaluatedError, match=r"addcmul: a constant that is added was not kept"):
+        evaluated(model, torch.zeros(1, 4, dtype=torch.float64))

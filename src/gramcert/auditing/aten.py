@@ -147,7 +147,9 @@ class Translator(Context):
                 # Sizes, and constants of that size.
                 result = result if variables_in(result) else Opaque(f"{call.label}: of a shape that is not known")
             for x in variables_in(result):
-                if not isinstance(self.b.node(x).operation, Unbounded):  # whose type is not known
+                operation = self.b.node(x).operation
+                # That of what is not known is not either; a square or a product is, and numbers beside it are rounded.
+                if not isinstance(operation, Unbounded) or operation.name not in ("", CONSEQUENCE):
                     self.types.setdefault(x.name, self._type_after(call, values))
             self._bind(call, result)
         names = self.program.output_names or self.program.outputs
@@ -177,7 +179,7 @@ class Translator(Context):
         if other is not None or arguments.in_place or arguments.op in VIEWS | COPIES | SPLITS:
             values = {"": other if other is not None else values.get("self", values.get("input"))}
         variables = [x for x in variables_in(values) if x.shape] or variables_in(values)  # scalars do not promote
-        types = [self.types.get(x.name, torch.float32) for x in variables]
+        types = [self.type_of(x) for x in variables]
         types += [value.dtype for value in values.values() if isinstance(value, Tensor) and value.dim()]
         result = types[0] if types else torch.float32
         for other in types[1:]:
@@ -317,10 +319,19 @@ class Translator(Context):
         self.b.at(name, "overwritten", [])
         return self.b.unbounded((value,), value.shape, reason)
 
+    def _of_shape(self, name: str, value: Any) -> Any:
+        """A value, if it has the shape that the program says: a rule that forgot to repeat entries is not believed."""
+        shape = self.program.shapes.get(name)
+        if not isinstance(value, Variable) or shape is None or value.shape == shape:
+            return value
+        if isinstance(self.b.node(value).operation, Unbounded):
+            return value
+        return self.b.unbounded((value,), shape, f"a shape {value.shape} where the program says {shape}")
+
     def _bind(self, call: Call, result: Any) -> None:
         unpacked = isinstance(result, (list, tuple)) and (call.unpacked or len(call.outputs) > 1)
         for name, value in zip(call.outputs, result if unpacked else [result], strict=False):
-            self._values[name] = value
+            self._values[name] = self._of_shape(name, value)
         for name in call.outputs:
             self._values.setdefault(name, Opaque(f"{call.target} has fewer results"))
         inputs = {name: _references(value) for name, value in call.arguments.items()}

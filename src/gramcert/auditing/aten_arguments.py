@@ -28,8 +28,15 @@ class Context:
 
     def like(self, *values: Any) -> torch.dtype:
         """The type that scalars are rounded to beside these values: float32 also for half precision."""
-        types = [self.types.get(x.name, torch.float32) for x in variables_in(list(values))]
+        types = [self.type_of(x) for x in variables_in(list(values))]
         return torch.float64 if torch.float64 in types else torch.float32
+
+    def type_of(self, x: Variable) -> torch.dtype:
+        """That of a value; of one that a rule has just made, that of what it is made of."""
+        name = x.name
+        while name not in self.types and self.b.graph.nodes[name].inputs:
+            name = self.b.graph.nodes[name].inputs[0]
+        return self.types.get(name, torch.float32)
 
 
 def registering(table: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:

@@ -57,7 +57,8 @@ def _clamp(t: Context, a: Arguments) -> Variable:
     given = {name.removesuffix("_val"): known(value) for name, value in a.values.items() if name != "self"}
     limits = {name: _limit(value) for name, value in (defaults | given).items() if value is not None}
     finite = {name: limit for name, limit in limits.items() if not bool(limit.isinf().all())}
-    return rules.clamped(t.b, a.x(), finite, [t.types.get(a.x().name, torch.float32)])
+    x = t.b.spread(a.x(), *(tuple(limit.shape) for limit in limits.values()))
+    return rules.clamped(t.b, x, finite, [t.type_of(a.x())])
 
 
 def _limit(value: Any) -> Tensor:

@@ -48,7 +48,9 @@ def _written(t: Context, a: Arguments) -> Variable:
     values = _fitting(t, values, targets, cut=a.op.startswith("scatter"))
     if (alpha := a.number("alpha", 1)) != 1:
         like = t.like(values)
-        values = rules.times(t.b, values, alpha, like) if isinstance(values, Variable) else values * alpha
+        if not isinstance(values, Variable):
+            return t.b.shifted(base, None)  # whose rounding is not followed
+        values = rules.times(t.b, values, alpha, like)
     add = a.op in ("scatter_add", "index_add") or bool(a.get("accumulate", False))
     return written(t.b, base, targets, values, add=add)
 

@@ -1,5 +1,6 @@
 """Operators of torch: linear layers, sums and products, values side by side."""
 
+import math
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from gramcert.auditing.aten_arguments import (
 )
 from gramcert.operators import joining, rules
 from gramcert.operators.graph import Variable
+from gramcert.operators.indexing import merged
 from gramcert.operators.rules import Unknown
 from gramcert.rounding import gamma, norm_up, up
 
@@ -53,9 +55,23 @@ def _linear(t: Context, a: Arguments) -> Variable:
     return rules.biased(t.b, rules.matrix(t.b, a.x(), a.weight()), a.constant("bias"))
 
 
+def kept(t: Context, value: Any, beside: Variable) -> Tensor | None:
+    """A constant in float64 as it is beside a value; ``None`` if it is not finite, which no difference shows."""
+    value = known(value)
+    if isinstance(value, Tensor) and value.dim():
+        wide = value.double()
+    elif not math.isfinite(value):
+        return None
+    else:
+        wide = torch.tensor(rules.typed(float(value), t.like(beside)), dtype=torch.float64)
+    return wide if bool(wide.isfinite().all()) else None
+
+
 def _plus_multiple(t: Context, x: Variable, constant: Any, factor: float) -> Variable:
     """Plus a multiple of a constant, which may be rounded."""
-    values, factor = rules.exact(torch.as_tensor(constant), "summand"), rules.typed(factor, t.like(x))
+    values, factor = kept(t, constant, x), rules.typed(factor, t.like(x))
+    if values is None:
+        raise Unknown("its summand has entries that are not finite")
     x, offset = t.b.spread(x, tuple(values.shape)), factor * values
     off = 0.0 if abs(factor) == 1 else up(gamma(2) * norm_up(offset.expand(x.shape)))
     return t.b.shifted(x, offset, off)
@@ -120,37 +136,40 @@ def _where(t: Context, a: Arguments) -> Variable:
     if isinstance(condition, Variable):
         number = number_of(first)
         found = None
-        if number is not None and isinstance(second, Variable):
+        shapes = [tuple(getattr(value, "shape", ())) for value in (condition, first, second)]
+        is_plain = tuple(torch.broadcast_shapes(*shapes)) == shapes[2] == shapes[0]
+        if number is not None and isinstance(second, Variable) and is_plain:
             found = t.patterns.guard(condition, number, second)
         if found is None:
             raise Unknown("a choice that depends on the input")
         return found
-    terms = []
-    for value, mask, other in ((first, condition, second), (second, ~condition, first)):
-        if isinstance(value, Variable):
-            terms.append((spread(t, t.b.scaled(value, mask.double()), other), 1))
-    if len(terms) > 1:
-        return t.b.sum(terms)
-    constant, chosen = (second, ~condition) if isinstance(first, Variable) else (first, condition)
-    numbers = rules.exact(torch.as_tensor(known(constant)), "constant")
-    return t.b.shifted(terms[0][0], torch.where(chosen, numbers, 0.0))
+    if isinstance(first, Variable) and isinstance(second, Variable):
+        shape = tuple(torch.broadcast_shapes(condition.shape, first.shape, second.shape))
+        mask = condition.expand(shape)
+        return merged(
+            t.b, t.b.spread(first, shape), mask.flatten().nonzero().flatten(), t.b.spread(second, shape), mask
+        )
+    x, constant, chosen = (first, second, ~condition) if isinstance(first, Variable) else (second, first, condition)
+    numbers, y = kept(t, constant, x), spread(t, t.b.scaled(x, (~chosen).double()), constant)
+    return t.b.shifted(y, None if numbers is None else torch.where(chosen, numbers, 0.0))
 
 
 @rule("masked_fill")
 def _masked_fill(t: Context, a: Arguments) -> Variable:
     if isinstance(a.values["mask"], Variable):
         raise Unknown(rules.CHOICE)
-    mask, value = a.weight("mask"), a.constant("value")
-    number = torch.tensor(a.number("value", 0.0)) if value is None else value
+    if isinstance(a.values["value"], Variable):
+        raise Unknown("its value depends on the input")
+    mask, number = a.weight("mask"), kept(t, a.values["value"], a.x())
     x = t.b.scaled(a.x(), (~mask).double())
-    return t.b.shifted(x, torch.where(mask, rules.exact(number, "value"), 0.0))
+    return t.b.shifted(x, None if number is None else torch.where(mask, number, 0.0))
 
 
 @rule("eq")
 def _eq(t: Context, a: Arguments) -> Variable:
     if number_of(a.values["other"]) != 0:
         raise Unknown("a comparison jumps")
-    return t.patterns.zero_test(a.x())
+    return t.patterns.zero_test(spread(t, a.x(), a.values["other"]))
 
 
 @rule("cat", "concat", "concatenate")

@@ -74,14 +74,21 @@ def _added(t: Context, a: Arguments) -> Variable:
     alpha, beta, like = a.number("alpha", 1), a.number("beta", 1), t.like(*a.values.values())
     if isinstance(base, Variable) and beta != 1:
         base = rules.times(t.b, base, beta, like)
-    elif beta != 1:
-        base = rules.exact(base, "summand") * beta
     if not any(isinstance(factor, Variable) for factor in factors):
-        constant = alpha * torch.einsum(_EQUATIONS[a.op], *(rules.exact(factor) for factor in factors))
-        return t.patterns.sum(base, constant, 1, like)
+        product = torch.einsum(_EQUATIONS[a.op], *(rules.exact(factor) for factor in factors))
+        return _plus_rounded(t, base, rules.exact(product, "summand"))
     y = _by_equation(t, _EQUATIONS[a.op], factors)
     y = y if alpha == 1 else rules.times(t.b, y, alpha, like)
-    return y if beta == 0 else t.patterns.sum(y, base, 1, like)
+    if beta == 0:
+        return y
+    if beta != 1 and isinstance(base, Tensor):
+        return _plus_rounded(t, y, rules.exact(base, "summand"))
+    return t.patterns.sum(y, base, 1, like)
+
+
+def _plus_rounded(t: Context, x: Variable, constant: Tensor) -> Variable:
+    """Plus a multiple of a constant, or a product of constants, whose rounding is not followed."""
+    return t.b.shifted(t.b.spread(x, tuple(constant.shape)), None)
 
 
 @rule("inner")
@@ -143,9 +150,11 @@ def _lerp(t: Context, a: Arguments) -> Variable:
     )
     rest = 1 - share  # rounded once
     distance = 2.0**-52 * max(1.0, float(rest.abs().max()))
-    first = t.b.scaled(start, rest, distance) if isinstance(start, Variable) else rules.exact(start, "summand") * rest
-    second = t.b.scaled(end, share) if isinstance(end, Variable) else rules.exact(end, "summand") * share
-    return t.patterns.sum(first, second, 1, like)
+    if isinstance(start, Variable) and isinstance(end, Variable):
+        return t.patterns.sum(t.b.scaled(start, rest, distance), t.b.scaled(end, share), 1, like)
+    if isinstance(start, Variable):
+        return _plus_rounded(t, t.b.scaled(start, rest, distance), rules.exact(end, "summand"))
+    return _plus_rounded(t, t.b.scaled(end, share), rules.exact(start, "summand"))
 
 
 @rule("addcmul", "addcdiv")
@@ -155,8 +164,7 @@ def _addcmul(t: Context, a: Arguments) -> Variable:
     value, like, divide = a.number("value", 1), t.like(base, first, second), a.op == "addcdiv"
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         first, second = rules.exact(first, "summand"), rules.exact(second, "summand")
-        constant = value * (first / second if divide else first * second)
-        return t.patterns.sum(base, constant, 1, like)
+        return _plus_rounded(t, base, rules.exact(first / second if divide else first * second, "summand"))
     combined = t.patterns.quotient(first, second, like) if divide else t.patterns.product(first, second, like)
     combined = combined if value == 1 else rules.times(t.b, combined, value, like)
     return t.patterns.sum(base, combined, 1, like)

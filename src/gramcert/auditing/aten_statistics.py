@@ -103,7 +103,10 @@ def _variance(t: Context, a: Arguments) -> Any:
 def _pow(t: Context, a: Arguments) -> Variable:
     if a.op == "pow" and isinstance(a.values["exponent"], Variable):
         raise Unknown("an exponent that depends on the input")
-    return t.patterns.power(a.x(), 2.0 if a.op == "square" else number_of(a.values["exponent"]))
+    if a.op == "square":
+        return t.patterns.power(a.x(), 2.0)
+    exponent = a.values["exponent"]
+    return t.patterns.power(t.b.spread(a.x(), tuple(getattr(exponent, "shape", ()))), number_of(exponent))
 
 
 @rule("sqrt")

@@ -45,7 +45,8 @@ def _pad(t: Context, a: Arguments) -> Variable:
     if not value:
         return result
     inside = pad(torch.ones(a.x().shape), tuple(pairs), "zeros") > 0
-    return t.b.shifted(result, torch.where(inside, 0.0, rules.typed(value, t.like(a.x()))).double())
+    filled = torch.full(inside.shape, rules.typed(value, t.like(a.x())), dtype=torch.float64)
+    return t.b.shifted(result, torch.where(inside, 0.0, filled))
 
 
 @rule(

@@ -117,7 +117,14 @@ def follow(plan: Plan, claims: list[Claim]) -> Followed:
     """The constants that follow from claims."""
     steps = claimed_steps(plan)
     uppers = {id(step.measurement): claim.upper for step, claim in zip(steps, claims, strict=True)}
-    return Follower(plan, lambda measurement: Measured(None, uppers.get(id(measurement), 1.0), "claim")).run()
+
+    def claimed(measurement: Measurement) -> Measured:
+        if id(measurement) in uppers:
+            return Measured(None, uppers[id(measurement)], "claim")
+        assert isinstance(measurement, Norm)
+        return Measured(None, measurement.map.size, "entries that change places or are left out")
+
+    return Follower(plan, claimed).run()
 
 
 def node_facts(node: Node) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gramcert.operators import rules
 from gramcert.operators.graph import Variable
 from gramcert.operators.linear import Shape
 from gramcert.operators.rules import Unknown
+from gramcert.operators.written_out import gate
 
 RULES: dict[str, Rule] = {}
 
@@ -81,6 +82,12 @@ def _gelu(t: Context, c: Call) -> Variable:
     if (kind := c.text("approximate", "none")) not in kinds:
         raise Unknown(f"the approximation {kind}")
     return rules.activation(t.b, c.x(), kinds[kind])
+
+
+@rule("Swish")
+def _swish(t: Context, c: Call) -> Variable:
+    """x·sigmoid(αx) has the same slopes for every α: with the other sign it is x minus that, and they are symmetric."""
+    return rules.activation(t.b, c.x(), "silu", gate(torch.sigmoid, c.real("alpha", 1.0)))
 
 
 @rule("Softmax", "LogSoftmax")

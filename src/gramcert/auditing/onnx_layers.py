@@ -72,9 +72,7 @@ def per_axis(c: Call, name: str, axes: int) -> list[int]:
 
 def _kernel(c: Call) -> tuple[Tensor, list[int], list[int], list[int]]:
     """The weight, its taps, strides and dilations."""
-    x, weight, bias = c.x(), c.constant(1, "weight"), c.optional(2, "bias")
-    if bias is not None:
-        rules.exact(bias, "bias")
+    x, weight = c.x(), c.constant(1, "weight")
     taps = list(weight.shape[2:])
     if weight.dim() < 3 or x.dim != weight.dim() or c.integers("kernel_shape") not in (None, taps):
         raise Unknown(f"a weight of shape {tuple(weight.shape)} for an input of shape {x.shape}")
@@ -86,7 +84,8 @@ def _conv(t: Context, c: Call) -> Variable:
     x, (weight, taps, strides, dilations) = c.x(), _kernel(c)
     padding = pads(c, x.shape[2:], taps, strides, dilations)
     groups = c.integer("group", 1)
-    return rules.convolution(t.b, x, weight, stride=strides, padding=padding, dilation=dilations, groups=groups)
+    y = rules.convolution(t.b, x, weight, stride=strides, padding=padding, dilation=dilations, groups=groups)
+    return rules.biased(t.b, y, c.optional(2, "bias"), 1)
 
 
 @rule("ConvTranspose")
@@ -103,7 +102,7 @@ def _conv_transpose(t: Context, c: Call) -> Variable:
             raise Unknown("an output shape that can be had in several ways")
         padding.append((cropped // 2, cropped // 2))
     bounded([s * size + d * k for size, k, s, d in zip(x.shape[2:], taps, strides, dilations, strict=True)])
-    return rules.convolution(
+    y = rules.convolution(
         t.b,
         x,
         weight,
@@ -114,6 +113,7 @@ def _conv_transpose(t: Context, c: Call) -> Variable:
         transposed=True,
         output_padding=extra,
     )
+    return rules.biased(t.b, y, c.optional(2, "bias"), 1)
 
 
 @rule("Gemm")
@@ -134,10 +134,14 @@ def _gemm(t: Context, c: Call) -> Variable:
         return y
     if tuple(torch.broadcast_shapes(summand.shape, y.shape)) != tuple(y.shape):
         raise Unknown(f"a summand of shape {tuple(summand.shape)}")
-    if isinstance(summand, Variable):
-        summand = rules.times(t.b, summand, beta, EXACT) if beta != 1 else summand
-    else:
-        summand = rules.exact(summand, "bias") * beta
+    if isinstance(summand, Variable) and beta != 1:
+        summand = rules.times(t.b, summand, beta, EXACT)
+    elif beta != 1 and isinstance(y, Variable) and isinstance(summand, Tensor):
+        rules.exact(summand, "bias")
+        return t.b.shifted(y, None)  # a multiple whose rounding is not followed
+    if isinstance(y, Tensor):  # nor is that of a product of constants
+        assert isinstance(summand, Variable)
+        return t.b.shifted(t.spread(summand, tuple(y.shape)), None)
     return t.patterns.sum(y, summand, 1, EXACT)
 
 
@@ -252,7 +256,8 @@ def _clamped(t: Context, x: Variable, **limits: Tensor | None) -> Variable:
 def _clip(t: Context, c: Call) -> Variable:
     limits = {"min": c.optional(1, "minimum"), "max": c.optional(2, "maximum")}
     if c.opset < 11:
-        limits = {name: torch.tensor(float(c.node.attributes.get(name, 0.0))) for name in limits}
+        found = {name: c.node.attributes.get(name) for name in limits}
+        limits = {name: None if limit is None else torch.tensor(float(limit)) for name, limit in found.items()}
     return _clamped(t, c.x(), **limits)
 
 
@@ -385,4 +390,4 @@ def _pad(t: Context, c: Call) -> Variable:
     if mode != "constant" or value == 0:
         return y
     inside = pad(torch.ones(x.shape), tuple(pairs[first:]), "zeros") > 0
-    return t.b.shifted(y, torch.where(inside, 0.0, value).double())
+    return t.b.shifted(y, torch.where(inside, 0.0, torch.full(inside.shape, value, dtype=torch.float64)))

@@ -26,7 +26,6 @@ _NAMES = {
     "Softsign": "softsign",
     "Erf": "erf",
     "Mish": "mish",
-    "Swish": "silu",  # x·sigmoid(αx) has the same slopes for every α
     "Abs": "abs",
     "Sin": "sin",
     "Cos": "cos",

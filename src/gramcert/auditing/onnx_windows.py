@@ -125,6 +125,8 @@ def _reduced(t: Context, c: Call, axes: list[int], *, keep: bool) -> Variable:
     """One entry of disjoint groups: its gradient is no longer than 1."""
     x = c.x()
     shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes)
+    if not axes:
+        return rules.activation(t.b, x, "abs") if c.op == "ReduceL2" else t.b.same(x)
     if c.op in ("ReduceMax", "ReduceMin", "GlobalMaxPool"):
         return extreme_entry(t.b, x, axes, shape, largest=c.op != "ReduceMin")
     if c.op == "ReduceLogSumExp":

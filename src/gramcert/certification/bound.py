@@ -9,16 +9,24 @@ from gramcert.auditing.reading import Source, shape_of_example
 from gramcert.certified.choose import certified_convolution
 from gramcert.geometry.convolution import LAYERS
 from gramcert.geometry.recognition import unwrapped
+from gramcert.nn.activations import Abs, GroupSort, MaxMin
+from gramcert.nn.combining import Concatenation, Residual
 from gramcert.nn.outline import Outline
+from gramcert.nn.pooling import ScaledAvgPool, ScaledL2NormPool, Subsample
+from gramcert.operators import elementwise
 from gramcert.operators.graph import Builder, Graph
 from gramcert.operators.measurement import LayerNorm
 from gramcert.operators.network import Network
 
-# Of an input whose channels no layer tells: MaxMin, sorting and shuffling can take so many.
-ANY_CHANNELS = 12
+# Of an input whose channels no layer fixes: so many can be paired and sorted.
+EVEN_CHANNELS = 12
 
-# Under which layers keep how many channels they take; other layers than convolutions come first in many networks.
-_CHANNELS = ("in_channels", "channels", "num_features", "num_channels")
+# Layers that act on each channel alone, or sort them: their constant is the same for any number of channels.
+_ANY_CHANNELS = (
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.Linear),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    *(Abs, GroupSort, MaxMin, ScaledAvgPool, ScaledL2NormPool, Subsample),
+)
 
 
 def lipschitz_bound(
@@ -77,7 +85,7 @@ def _graph(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[int
         b.at(type(inner).__name__, "layer", [])
         b.output("output", b.layer(x, LayerNorm(layer, sizes)))
         return b.graph
-    return Source.of(call, module).graph(call, (_channels(module), *sizes), "input_size")
+    return Source.of(call, module).graph(call, (_channels(call, module), *sizes), "input_size")
 
 
 def _axes(module: nn.Module) -> int | None:
@@ -91,13 +99,30 @@ def _axes(module: nn.Module) -> int | None:
     return None
 
 
-def _channels(module: nn.Module) -> int:
-    """How many channels the first layer takes that says so."""
-    for part in module.modules():
-        for name in _CHANNELS:
-            if isinstance(found := getattr(part, name, None), int):
-                return found
-        weight = getattr(part, "weight", None)
-        if hasattr(part, "axes") and isinstance(weight, Tensor):  # a residual layer
-            return weight.shape[1]
-    return ANY_CHANNELS
+def _channels(call: str, module: nn.Module) -> int:
+    """How many channels the first layer takes that fixes them; those before it take any number, with one constant."""
+    waiting = [module]
+    while waiting:
+        part = unwrapped(call, waiting.pop(0))
+        if isinstance(part, nn.Sequential):
+            waiting = [*part, *waiting]
+        elif isinstance(part, Residual):
+            waiting = [part.module, *waiting]
+        elif isinstance(part, Concatenation):
+            waiting = [part.parts[0]]
+        elif (found := _taken(part)) is not None:
+            return found
+        elif not isinstance(part, _ANY_CHANNELS) and elementwise.of_module(part) is None:
+            kind = f"{type(part).__name__} does not say how many channels it takes"
+            raise ValueError(f"{call}(input_size): {kind}; give input_shape, the shape of one example, instead")
+    return EVEN_CHANNELS
+
+
+def _taken(part: nn.Module) -> int | None:
+    """How many channels a layer takes."""
+    for name in ("in_channels", "channels", "num_features", "num_channels"):
+        if isinstance(found := getattr(part, name, None), int):
+            return found
+    weight = getattr(part, "weight", None)
+    is_residual = hasattr(part, "axes") and isinstance(weight, Tensor)
+    return weight.shape[1] if is_residual else None  # type: ignore[union-attr]

@@ -159,8 +159,8 @@ def _rms_norm(b: Builder, x: Variable, module: Any) -> Variable:
 
 def _normalised(b: Builder, x: Variable, module: Any, name: str, count: int = 0) -> Variable:
     """Of so many entries, 0 where that depends on the size; times the largest weight."""
-    dtype = torch.float32 if module.weight is None else module.weight.dtype
-    epsilon = torch.finfo(dtype).eps if module.eps is None else module.eps
+    # Without an ε torch takes that of the type of the input, of which a layer does not know.
+    epsilon = torch.finfo(torch.float64).eps if module.eps is None else module.eps
     epsilon = min(rules.typed(epsilon, torch.float32), epsilon)  # whatever the type of the input is
     y = rules.normalised(b, x, count, epsilon, torch.float64, name)
     if module.weight is not None:

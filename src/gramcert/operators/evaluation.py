@@ -67,6 +67,7 @@ class Evaluation:
         for node in self.nodes.values():
             inputs = [values[name] for name in node.inputs]
             values[node.name], local[node.name] = _run(node, inputs) if inputs else exactly(x)
+            assert tuple(values[node.name].shape[1:]) == node.shape, node.label
             for name in {*node.inputs} - self.outputs:
                 if last_use[name] == node.name:
                     del values[name]

@@ -73,7 +73,7 @@ def _together(
     """The parts that depend on the input in their places, and zeros where the others are."""
     found = _sorted_pairs(b, [entries(b.graph, part.name) for part in variables])
     origins = list(dict.fromkeys(part.origin for part in found))
-    if len(origins) == len(variables) > 1:
+    if len(origins) == len(variables) == len(parts) > 1:
         return b.joint(variables, "concatenate", shape, lambda values: torch.cat(values, axis + 1))
     known = iter(found)
     places = [None if isinstance(part, Tensor) else next(known) for part in parts]

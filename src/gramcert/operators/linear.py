@@ -24,7 +24,7 @@ from gramcert.certified.tapwise import TapwiseLayer, dense_matrix
 from gramcert.geometry.axis import Axis, layer_axes
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode, Pairs
-from gramcert.operators.rounded import Rounded, exactly, norms, rounding
+from gramcert.operators.rounded import Rounded, exactly, flat, norms, rounding
 from gramcert.rounding import (
     absolute_sums,
     down,
@@ -183,7 +183,7 @@ class Move(LinearMap):
         """Places 1 and on hold the entries, place 0 a zero."""
         if self.is_view:
             return x.reshape(-1, *self.target)
-        return torch.nn.functional.pad(x.flatten(1), (1, 0))[:, self.index]
+        return torch.nn.functional.pad(flat(x), (1, 0))[:, self.index]
 
     def run(self, x: Tensor) -> Rounded:
         """Nothing is rounded."""

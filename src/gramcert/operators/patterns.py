@@ -215,7 +215,9 @@ class Patterns:
                 compute = gate(torch.sigmoid, stretch)
                 return self._times(activation(self.b, origin, "silu", compute), factor * scale)
             if name == "hardsigmoid" and offset == 0 and stretch == 1:
-                compute = gate(lambda t: (numbers["alpha"] * t + 0.5).clamp(0, 1), 1.0, 1 + numbers["alpha"])
+                # A network in float64 takes another sixth than one in float32.
+                off = 8 * (elementwise.SIXTH - 1 / 6)
+                compute = gate(lambda t: (numbers["alpha"] * t + 0.5).clamp(0, 1), 1.0, 1 + numbers["alpha"], off)
                 return self._times(activation(self.b, origin, "hardswish", compute), factor * scale)
             if name == "erf" and offset == scale:
                 compute = gate(lambda t: (1 + torch.erf(t)) / 2, stretch)
@@ -295,7 +297,7 @@ class Patterns:
         if x is None:
             return None
         if otherwise.name == x:
-            jumping = self.b.unbounded((otherwise,), otherwise.shape, "a choice jumps")
+            jumping = self.b.unbounded((otherwise,), otherwise.shape, "a choice jumps", "choice")
             self._guarded[jumping.name] = x
             return jumping
         root = self._rooted.get(otherwise.name)
@@ -304,7 +306,7 @@ class Patterns:
     def root(self, x: Variable) -> Variable:
         r"""√(A x² + ε) with A >= 0: each entry is a seminorm of x, so the constant is √‖A‖₁, its largest column sum."""
         if x.name in self._guarded:
-            jumping = self.b.unbounded((x,), x.shape, "the root of a choice jumps")
+            jumping = self.b.unbounded((x,), x.shape, "the root of a choice jumps", "root of a choice")
             self._rooted[jumping.name] = self._guarded[x.name]
             return jumping
         node, square, epsilon, axes, is_length = self.b.node(x), 1.0, 0.0, set[int](), True
@@ -363,6 +365,8 @@ class Patterns:
             yield node, scale, shift if shifts <= 1 else math.nan  # sums of several might cancel by rounding
 
     def _times(self, x: Variable, factor: float) -> Variable:
+        if not 2.0**-900 < abs(factor) < 2.0**900:  # a product of factors that may have lost its digits
+            raise Unknown("factors that are too large or too small together")
         return x if factor == 1 else self.b.scaled(x, factor, abs(factor) * 2.0**-48)
 
     def _node(self, name: str) -> Node:

@@ -273,7 +273,8 @@ class Follower:
             if isinstance(node.operation, Unbounded):
                 self._unbounded(node, node.operation)
         outputs = {name: math.inf for name, value in self.graph.outputs.items() if value in self.plan.lost}
-        return Followed({}, self.rows, self.reasons, {}, math.inf, outputs)
+        reasons = self.reasons or [f"{name}: nothing is known of it" for name in outputs]
+        return Followed({}, self.rows, reasons, {}, math.inf, outputs)
 
     def _follow(self, node: Node) -> None:
         operation, name = node.operation, node.name

@@ -25,7 +25,8 @@ def reflected(b: Builder, x: Variable, y: Variable) -> Variable | None:
     origin, before = _linear_before(b, b.graph.nodes[phi.inputs[0]], x.name)
     sums = [part for part in before if isinstance(part, AxisMatrix)]
     spread = [part for part in after if isinstance(part, Move)]
-    if origin.name != x.name or len(sums) != 1 or len(spread) != 1 or sums[0].kind != "sum":
+    others = [part for part in before if isinstance(part, Move)] + [p for p in after if isinstance(p, AxisMatrix)]
+    if origin.name != x.name or others or len(sums) != 1 or len(spread) != 1 or sums[0].kind != "sum":
         return None
     axis, lines = sums[0].axis, phi.shape
     if lines != tuple(1 if a == axis else n for a, n in enumerate(x.shape)):

@@ -5,6 +5,7 @@ in any order, is off by at most γ_n·Σ|products|, and Σ|products| over all en
 are widened to float64, which loses nothing.
 """
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -20,7 +21,12 @@ Compute = Callable[[Tensor], Rounded]
 
 def norms(x: Tensor) -> Tensor:
     """Upper bounds of the norms of the samples."""
-    return row_norms_up(x.flatten(1))
+    return row_norms_up(flat(x))
+
+
+def flat(x: Tensor) -> Tensor:
+    """Each sample as a row, one of a single number too."""
+    return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
 def exactly(y: Tensor) -> Rounded:

@@ -179,6 +179,8 @@ def cumulative_sum(b: Builder, x: Variable, axis: int, *, exclusive: bool = Fals
 
 def padded(b: Builder, x: Variable, pairs: list[tuple[int, int]], mode: PaddingMode) -> Variable:
     """Trailing axes padded or, by negative amounts, cropped."""
+    if mode == "circular" and min(min(pair) for pair in pairs) < 0:
+        raise Unknown("circular padding by a negative amount: of what is left, or of all")
     for (before, after), size in zip(pairs, x.shape[x.dim - len(pairs) :], strict=True):
         if size + before + after < 1:
             raise BadModel(f"padding {pairs} leaves nothing of an input of shape {x.shape}")
@@ -296,7 +298,7 @@ def normalised(b: Builder, x: Variable, count: int, epsilon: float, like: torch.
         centred = rounding(count + 3, next_up(2 * norms(x)), x)
         return y, next_up(next_up(centred * constant) + rounding(2 * count + 8, norms(y), y))
 
-    return normalised_by(b, x, count, epsilon, name, compute)
+    return normalised_by(b, x, count, epsilon, name, compute if epsilon >= 2.0**-900 else None)
 
 
 def normalised_by(b: Builder, x: Variable, count: int, epsilon: float, name: str, compute: Compute | None) -> Variable:

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from gramcert.operators import elementwise
 from gramcert.operators.linear import LinearMap, Shift
-from gramcert.operators.rounded import Compute, Rounded, norms, rounding
+from gramcert.operators.rounded import Compute, Rounded, flat, norms, rounding
 from gramcert.rounding import down, next_up, root_up, underflow, up
 
 
-def gate(gate: Callable[[Tensor], Tensor], stretch: float, gain: float = 1.0) -> Compute:
+def gate(gate: Callable[[Tensor], Tensor], stretch: float, gain: float = 1.0, moved: float = 0.0) -> Compute:
     """x·g(kx); for these g what rounding of k does to it is a few units of |x|."""
-    return lambda x: elementwise.evaluated(x, x * gate(stretch * x), gain)
+    return lambda x: elementwise.evaluated(x, x * gate(stretch * x), gain, moved)
 
 
 def tanh_gate(linear: float, cubic: float) -> Compute:
@@ -39,7 +39,7 @@ def divided(length: Compute, epsilon: float, index: Tensor) -> Compute:
 
     def compute(x: Tensor) -> Rounded:
         lengths, off = length(x)
-        y = x / lengths.flatten(1)[:, index - 1]
+        y = x / flat(lengths)[:, index.expand(x.shape[1:]) - 1]
         return y, next_up(next_up(norms(y) * next_up(off / smallest)) + rounding(2, norms(y), y))
 
     return compute
