@@ -349,6 +349,7 @@ class TestLimits:
         assert spectral_norm(self.layer, max_seconds=1e9).tol_reached
 
 
+@pytest.mark.slow
 def test_large_square_matrices_fit_into_the_default_memory():
     assert spectral_norm(nn.Linear(3600, 3600, bias=False), tol=1e-2).tol_reached
 

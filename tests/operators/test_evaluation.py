@@ -134,6 +134,7 @@ def evaluated(layers, x):
         return network.follow().upper, values[:, 0], distance
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(networks())
 def test_computed_features_are_as_near_the_exact_ones_as_is_said(case):
     network, x = case
