@@ -489,6 +489,15 @@ def test_networks_without_a_last_linear_layer():
     torch.testing.assert_close(certified_radii(model, x), expected, rtol=1e-3, atol=0)
 
 
+def test_a_bias_whose_rounding_is_not_followed_certifies_nothing():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return torch.addmm(self.bias, x, self.weight.T, beta=0.1)
+
+    with pytest.raises(TypeError, match=r"certify\(model\): .*a constant that is added was not kept"):
+        certify(Scaled(4, 3), [(torch.rand(2, 4), Y)], [])
+
+
 def test_complex_weights():
     """Their imaginary part would be dropped."""
     with pytest.raises(ValueError, match=r"certify\(loader\): the model cannot take an input .*ComplexFloat"):

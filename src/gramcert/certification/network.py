@@ -7,7 +7,7 @@ from gramcert.auditing.assumptions import assumptions_of_values
 from gramcert.certified.margins import radii
 from gramcert.operators.evaluation import Evaluation, NotEvaluatedError
 from gramcert.operators.graph import Graph, Node
-from gramcert.operators.linear import AxisMatrix, Scale
+from gramcert.operators.linear import AxisMatrix, Scale, Shift
 from gramcert.operators.network import Network
 from gramcert.operators.rounded import Rounded, exactly
 from gramcert.progress import Report, silent
@@ -79,6 +79,7 @@ def _head(graph: Graph, logits: Node) -> tuple[list[Node], str]:
     while isinstance(node.operation, Scale) and not node.operation.error and bool((node.operation.factors == 1).all()):
         node = graph.nodes[node.inputs[0]]
         found.append(node)
-    if not isinstance(node.operation, AxisMatrix) or node.operation.axis != 1 or node.operation.error:
+    is_kept = not any(isinstance(part.operation, Shift) and part.operation.offset is None for part in found)
+    if not isinstance(node.operation, AxisMatrix) or node.operation.axis != 1 or node.operation.error or not is_kept:
         return [], logits.name
     return found[::-1], node.inputs[0]
