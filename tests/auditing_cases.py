@@ -1,5 +1,6 @@
 """What every test of a rule asks: the true norm, a proof that holds, and the same constant from a file."""
 
+import math
 import warnings
 
 import torch
@@ -40,6 +41,13 @@ def assert_exact(model, shape):
     assert found.upper <= truth * (1 + 1.1 * TOL) + ROUNDING
     assert gramcert.verify(found.certificate, model).holds
     return found
+
+
+def assert_same_from_file(model, shape, path):
+    """The file has the finite constant of the module, and its certificate holds."""
+    found = gramcert.audit(exported(model, shape, path), shape)
+    assert found.upper == gramcert.audit(model, shape).upper < math.inf
+    assert gramcert.verify(found.certificate, path).holds
 
 
 def assert_constant(model, shape, constant, scale=1.0, reached=None):

@@ -12,7 +12,8 @@ from auditing_networks import residual_network
 from gramcert import Convolution
 from gramcert.auditing.architectures import Denoiser
 from gramcert.auditing.cache import Cache, pack, unpack
-from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale
+from gramcert.operators.linear import Move, Scale
+from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.operators.measurement import Norm
 
 SHAPE = (3, 8, 8)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import gramcert
 from gramcert import Convolution
 from gramcert.auditing import proofs
-from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale
+from gramcert.operators.linear import Move, Scale
+from gramcert.operators.matrices import AxisMatrix, Convolve
 from reference import dense_norm, sigma
 
 

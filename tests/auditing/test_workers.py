@@ -10,7 +10,7 @@ import gramcert
 from auditing_networks import residual_network
 from gramcert.auditing.cache import Cache
 from gramcert.auditing.workers import measure_all
-from gramcert.operators.linear import AxisMatrix
+from gramcert.operators.matrices import AxisMatrix
 from gramcert.operators.measurement import Measured, Norm
 
 EPS = torch.finfo(torch.float64).eps

@@ -22,7 +22,7 @@ def distances(cells, points, degrees):
 @given(degrees, st.floats(0.5, 3), st.integers(0, 2**31), st.integers(0, 2))
 def test_cells_cover_every_frequency_up_to_its_sign(degrees, radius, seed, levels):
     generator = torch.Generator().manual_seed(seed)
-    points = (torch.rand(40, len(degrees), dtype=torch.float64, generator=generator) * 2 - 1) * math.pi
+    points = (torch.rand(200, len(degrees), dtype=torch.float64, generator=generator) * 2 - 1) * math.pi
     cells = Cells.cover(degrees, radius)
     assert cells.radius <= radius * (1 + 50 * EPS)
     for _ in range(levels):

@@ -14,7 +14,8 @@ import gramcert
 from auditing_networks import random_batch_norm
 from gramcert import Convolution
 from gramcert.operators.composition import Stage, compose, composed
-from gramcert.operators.linear import AxisMatrix, Convolve, Move, Scale, composed_error
+from gramcert.operators.linear import Move, Scale, composed_error
+from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.operators.measurement import Norm
 from gramcert.operators.windows import average_matrix
 from reference import sigma

@@ -8,7 +8,7 @@ import gramcert
 from auditing_networks import TOL, Function, sampled
 from gramcert import Convolution
 from gramcert import nn as gnn
-from gramcert.operators.linear import Convolve
+from gramcert.operators.matrices import Convolve
 from gramcert.operators.measurement import Norm
 from reference import dense_norm
 

@@ -11,7 +11,7 @@ from gramcert.geometry.convolution import Convolution
 from gramcert.operators import rules
 from gramcert.operators.contraction import contracted, parsed
 from gramcert.operators.graph import Variable
-from gramcert.operators.linear import Convolve
+from gramcert.operators.matrices import Convolve
 from gramcert.operators.rules import Unknown
 from gramcert.operators.sampling import grid_sampled
 from gramcert.rounding import gamma, root_up, up

@@ -28,7 +28,8 @@ from torch import Tensor
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode
 from gramcert.geometry.reduction import one_size_bound, reduced_kernels
-from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap, Move, Scale
+from gramcert.operators.linear import LinearMap, Move, Scale
+from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.operators.measurement import witnessed_lower
 from gramcert.rounding import (
     TWIDDLE_ERROR,

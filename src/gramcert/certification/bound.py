@@ -15,7 +15,7 @@ from gramcert.nn.outline import Outline
 from gramcert.nn.pooling import ScaledAvgPool, ScaledL2NormPool, Subsample
 from gramcert.operators import elementwise
 from gramcert.operators.graph import Builder, Graph
-from gramcert.operators.measurement import LayerNorm
+from gramcert.operators.measurement import NormOfLayer
 from gramcert.operators.network import Network
 
 # Of an input whose channels no layer fixes: so many can be paired and sorted.
@@ -83,7 +83,7 @@ def _graph(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[int
         b = Builder()
         x = b.input("input", ())
         b.at(type(inner).__name__, "layer", [])
-        b.output("output", b.layer(x, LayerNorm(layer, sizes)))
+        b.output("output", b.layer(x, NormOfLayer(layer, sizes)))
         return b.graph
     return Source.of(call, module).graph(call, (_channels(call, module), *sizes), "input_size")
 

@@ -7,7 +7,8 @@ from gramcert.auditing.assumptions import assumptions_of_values
 from gramcert.certified.margins import radii
 from gramcert.operators.evaluation import Evaluation, NotEvaluatedError
 from gramcert.operators.graph import Graph, Node
-from gramcert.operators.linear import AxisMatrix, Scale, Shift
+from gramcert.operators.linear import Scale, Shift
+from gramcert.operators.matrices import AxisMatrix
 from gramcert.operators.network import Network
 from gramcert.operators.rounded import Rounded, exactly
 from gramcert.progress import Report, silent

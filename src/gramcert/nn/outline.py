@@ -16,7 +16,7 @@ from gramcert.geometry.convolution import LAYERS
 from gramcert.geometry.recognition import require_known, require_steady, unwrapped
 from gramcert.nn.torch_layers import describe_torch_layer
 from gramcert.operators.graph import Builder, Graph, Nonlinear, Variable
-from gramcert.operators.measurement import LayerNorm, Measurement
+from gramcert.operators.measurement import Measurement, NormOfLayer
 
 
 class Outline:
@@ -59,7 +59,7 @@ class Outline:
         if isinstance(module, (nn.Linear, *LAYERS)):
             layer = certified_convolution(call, module)
             require_finite(call, f"{name}.weight", layer.kernel)
-            return self.b.layer(x, LayerNorm(layer))
+            return self.b.layer(x, NormOfLayer(layer))
         require_known(call, module, type(module))
         return describe_torch_layer(call, self.b, x, module)
 

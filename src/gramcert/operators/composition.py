@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gramcert.geometry.convolution import Convolution
-from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap, Move, Scale, composed_error
+from gramcert.operators.linear import LinearMap, Move, Scale, composed_error
+from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.rounding import gamma, up
 
 # Numbers in a kernel, taps on an axis and entries of a matrix up to which composing is cheaper than measuring twice.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gramcert.geometry.convolution import Convolution
 from gramcert.operators.graph import BadModel, Builder, Variable
-from gramcert.operators.linear import AxisMatrix, Convolve
+from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.operators.rules import Unknown, exact, reduce_linear
 from gramcert.rounding import gamma, norm_up, underflow, up
 

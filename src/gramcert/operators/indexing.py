@@ -7,7 +7,8 @@ from torch import Tensor
 
 from gramcert.operators.graph import MOST_ENTRIES, Builder, Variable
 from gramcert.operators.joining import concatenated
-from gramcert.operators.linear import AxisMatrix, Shape
+from gramcert.operators.linear import Shape
+from gramcert.operators.matrices import AxisMatrix
 from gramcert.operators.rules import Unknown, exact
 from gramcert.operators.windows import windows_of
 from gramcert.rounding import gamma, norm_up, up

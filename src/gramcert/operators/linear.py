@@ -1,4 +1,4 @@
-r"""Linear maps between tensors of fixed shapes: moving entries, scaling them, a matrix along one axis, a convolution.
+r"""Linear maps between tensors of fixed shapes: what all of them have, moving entries, scaling them.
 
 Each holds its numbers in float64 and knows how far, in operator norm, rounding may have moved them from the true map:
 ``error``. Maps are made by composing others, and if A + ΔA and B + ΔB are composed to C = fl(AB), with sums of n
@@ -13,30 +13,18 @@ import abc
 import functools
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gramcert.certified.gram_symbol import crude_norm
-from gramcert.certified.tapwise import TapwiseLayer, dense_matrix
-from gramcert.geometry.axis import Axis, layer_axes
-from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode, Pairs
 from gramcert.operators.rounded import Rounded, exactly, flat, norms, rounding
 from gramcert.rounding import (
-    absolute_sums,
-    down,
     gamma,
-    lift,
     next_up,
-    norm_down,
-    norm_up,
     root_up,
-    scaled_down,
-    scaled_up,
-    total_up,
     underflow,
     up,
 )
@@ -278,7 +266,7 @@ class Scale(LinearMap):
         return f"{count} factor{'s' * (count > 1)}, {shown(self.source)}"
 
     def _parts(self) -> list[bytes]:
-        return [repr(tuple(self.factors.shape)).encode(), _bytes(self.factors)]
+        return [repr(tuple(self.factors.shape)).encode(), bytes_of(self.factors)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,204 +286,6 @@ class Shift(Scale):
         assert self.offset is not None
         y = x + self.offset
         return y, next_up(rounding(1, norms(y), y) + self.off)
-
-
-@dataclass(frozen=True, eq=False)
-class AxisMatrix(LinearMap):
-    """A matrix (outputs, inputs) along one axis: linear layers, means, pooling and interpolation axis by axis.
-
-    Attributes:
-        matrix: float64.
-        axis: which, counted from the first.
-        distance: of the matrix from the true one, in operator norm.
-        name: what people call it.
-    """
-
-    matrix: Tensor
-    axis: int
-    distance: float = 0.0
-    name: str = "matrix"
-
-    @property
-    def target(self) -> Shape:
-        """Shape of the result."""
-        return (*self.source[: self.axis], self.matrix.shape[0], *self.source[self.axis + 1 :])
-
-    @property
-    def error(self) -> float:
-        """That of the matrix."""
-        return self.distance
-
-    @functools.cached_property
-    def size(self) -> float:
-        """√(‖·‖₁‖·‖_∞), or the Frobenius norm."""
-        if not self.matrix.numel():
-            return 0.0
-        rows, columns = absolute_sums(self.matrix)
-        return min(root_up(up(rows * columns)), norm_up(self.matrix))
-
-    @property
-    def terms(self) -> int:
-        """The longer side."""
-        return max(self.matrix.shape)
-
-    def apply(self, x: Tensor) -> Tensor:
-        """A matrix product along the axis."""
-        return (x.movedim(self.axis + 1, -1) @ self.matrix.mT).movedim(-1, self.axis + 1)
-
-    def dense(self) -> Tensor:
-        """Blocks of it."""
-        before, after = math.prod(self.source[: self.axis]), math.prod(self.source[self.axis + 1 :])
-        return torch.kron(_eye(before), torch.kron(self.matrix.contiguous(), _eye(after)))
-
-    @functools.cached_property
-    def disjoint_norm(self) -> tuple[float, float] | None:
-        """Bounds of the norm where rows or columns share no place: the largest of their lengths."""
-        used = self.matrix != 0
-        if not bool(used.any()):
-            return 0.0, 0.0
-        scaled, lost, exponent = lift(self.matrix)
-        for lines, others in ((scaled, used.sum(0)), (scaled.T, used.sum(1))):
-            if int(others.max()) <= 1:
-                upper = up(root_up(total_up(lines.square())) + lost * lines.shape[1])
-                lower = down(norm_down(lines[lines.square().sum(1).argmax()]) - lost * lines.shape[1])
-                return scaled_down(max(0.0, lower), exponent), scaled_up(upper, exponent)
-        return None
-
-    @property
-    def kind(self) -> str:
-        """Such as ``mean``."""
-        return self.name
-
-    @property
-    def geometry(self) -> str:
-        """Inputs and outputs."""
-        outputs, inputs = self.matrix.shape
-        return f"{inputs} → {outputs}"
-
-    def _parts(self) -> list[bytes]:
-        return [repr((self.axis, tuple(self.matrix.shape))).encode(), _bytes(self.matrix)]
-
-
-@dataclass(frozen=True, eq=False)
-class Convolve(LinearMap):
-    """A convolution of tensors ([batch,] channels, *sizes).
-
-    Attributes:
-        layer: with a float64 kernel.
-        distance: from the true map, in operator norm.
-    """
-
-    layer: Convolution
-    distance: float = 0.0
-    axes: tuple[Axis, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "axes", layer_axes(self.layer, self.input_size, "audit"))
-
-    @property
-    def input_size(self) -> Shape:
-        """Spatial size of the source."""
-        return self.source[-self.layer.axes :]
-
-    @property
-    def target(self) -> Shape:
-        """Shape of the result."""
-        batch = self.source[: -self.layer.axes - 1]
-        return (*batch, self.layer.out_channels, *self.layer.output_size(self.input_size, call="audit"))
-
-    @property
-    def error(self) -> float:
-        """Given."""
-        return self.distance
-
-    @functools.cached_property
-    def size(self) -> float:
-        """The crude bound of the kernel, times the norm of the padding map."""
-        kernels = self.layer.kernel.reshape(self.layer.groups, -1, *self.layer.kernel.shape[1:])
-        repetition = math.prod(axis.repetition for axis in self.axes)
-        crude = max(crude_norm(kernel) for kernel in kernels)
-        return up(crude * root_up(repetition)) if repetition > 1 else crude
-
-    @property
-    def terms(self) -> int:
-        """Channels times taps, and repeated pixels."""
-        kernel = self.layer.kernel
-        copies = math.prod(axis.repetition for axis in self.axes)
-        return max(kernel.shape[:2]) * math.prod(kernel.shape[2:]) * copies + len(self.axes) + 1
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Whether it is a matrix along the channels."""
-        layer = self.layer
-        plain = not any(map(any, layer.padding)) and not any(layer.output_padding)
-        return plain and set(layer.kernel_size) | set(layer.stride) == {1}
-
-    def full_kernel(self) -> Tensor:
-        """The kernel (out, in, *taps) of the same layer without groups; of a transposed layer (in, out, *taps)."""
-        kernel, groups = self.layer.kernel, self.layer.groups
-        if groups == 1:
-            return kernel
-        rows, columns = kernel.shape[0] // groups, kernel.shape[1]
-        full = kernel.new_zeros(kernel.shape[0], groups * columns, *kernel.shape[2:])
-        for group in range(groups):
-            block = slice(group * rows, (group + 1) * rows)
-            full[block, group * columns : (group + 1) * columns] = kernel[block]
-        return full
-
-    @property
-    def dense_error(self) -> float:
-        """Where pixels repeat, an entry is the sum of a few taps."""
-        repeats = any(axis.repetition > 1 for axis in self.axes)
-        return up(gamma(math.prod(self.layer.kernel_size) + 1) * self.size) if repeats else 0.0
-
-    def apply(self, x: Tensor) -> Tensor:
-        """Tap by tap, without any convolution routine; batches of the source are further samples."""
-        kernel, groups = self.layer.kernel, self.layer.groups
-        taps = TapwiseLayer(kernel.reshape(groups, -1, *kernel.shape[1:]), self.axes)
-        grouped = x.reshape(-1, groups, self.layer.in_channels // groups, *self.input_size)
-        y = (taps.adjoint if self.layer.transposed else taps.apply)(grouped)
-        return y.reshape(-1, *self.target)
-
-    def dense(self) -> Tensor:
-        """Assembled tap by tap, without any convolution routine."""
-        kernel = self.full_kernel()
-        # A transposed layer is the adjoint of the one with this kernel, whose axes these are.
-        matrix = dense_matrix(kernel, self.axes)
-        matrix = matrix.T if self.layer.transposed else matrix
-        batch = math.prod(self.source[: -self.layer.axes - 1])
-        return matrix if batch == 1 else torch.kron(_eye(batch), matrix)
-
-    @property
-    def kind(self) -> str:
-        """Of which sort."""
-        return "transposed convolution" if self.layer.transposed else "convolution"
-
-    @property
-    def geometry(self) -> str:
-        """Channels, taps, stride, padding, size."""
-        layer = self.layer
-        parts = [f"{layer.in_channels}→{layer.out_channels}", "×".join(map(str, layer.kernel_size))]
-        if set(layer.stride) != {1}:
-            parts.append(f"stride {_same(layer.stride)}")
-        if any(map(any, layer.padding)):
-            pads = {side for pair in layer.padding for side in pair}
-            amount = str(*pads) if len(pads) == 1 else " ".join(f"{a}:{b}" for a, b in layer.padding)
-            mode = "" if layer.padding_mode == "zeros" else f" {layer.padding_mode}"
-            parts.append(f"padding {amount}{mode}")
-        if set(layer.dilation) != {1}:
-            parts.append(f"dilation {_same(layer.dilation)}")
-        if layer.groups > 1:
-            parts.append(f"{layer.groups} groups")
-        return f"{', '.join(parts)}, at {'×'.join(map(str, self.input_size))}"
-
-    def _parts(self) -> list[bytes]:
-        layer = self.layer
-        geometry = (layer.stride, layer.padding, layer.padding_mode, layer.dilation, layer.groups, layer.transposed)
-        return [
-            repr((geometry, layer.output_padding, tuple(layer.kernel.shape))).encode(),
-            _bytes(layer.kernel),
-        ]
 
 
 class Sized(Protocol):
@@ -524,13 +314,6 @@ def shown(shape: Shape) -> str:
     return "×".join(map(str, shape)) or "scalar"
 
 
-def _same(values: Shape) -> str:
-    return str(values[0]) if len(set(values)) == 1 else "×".join(map(str, values))
-
-
-def _eye(size: int) -> Tensor:
-    return torch.eye(size, dtype=torch.float64)
-
-
-def _bytes(tensor: Tensor) -> bytes:
+def bytes_of(tensor: Tensor) -> bytes:
+    """Its numbers to the last bit."""
     return tensor.detach().contiguous().numpy().tobytes()

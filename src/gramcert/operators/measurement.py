@@ -22,7 +22,8 @@ from gramcert.certified.work import Work
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.reduction import reduced_kernels
-from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap, Move
+from gramcert.operators.linear import LinearMap, Move
+from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.rounding import checked_arithmetic, down, root_down, up
 
 # Changes whenever a measurement of the same map may give another result.
@@ -178,7 +179,7 @@ class Norm(Measurement):
 
 
 @dataclass(frozen=True, eq=False)
-class LayerNorm(Measurement):
+class NormOfLayer(Measurement):
     """The norm of a convolution at one input size or at every one, or of a matrix.
 
     Attributes:
@@ -204,10 +205,15 @@ class LayerNorm(Measurement):
         """It takes a proof."""
         return False
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """Not kept: it is of weights in memory."""
-        raise NotImplementedError
+        """Of the kernel, the geometry and the size."""
+        layer = self.layer
+        geometry = (layer.stride, layer.padding, layer.padding_mode, layer.dilation, layer.groups, layer.transposed)
+        facts = ("layer", geometry, layer.output_padding, self.input_size, tuple(layer.kernel.shape))
+        sha = hashlib.sha256(repr(facts).encode())
+        sha.update(layer.kernel.detach().cpu().double().contiguous().numpy().tobytes())
+        return sha.hexdigest()
 
     def run(self, tol: float, max_seconds: float | None = None) -> Measured:
         """See :func:`gramcert.certified.deployed.refined`."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from gramcert.operators import elementwise
 from gramcert.operators.graph import Builder, Node, Nonlinear, Unbounded, Variable, added
 from gramcert.operators.joining import entries, through
-from gramcert.operators.linear import AxisMatrix, LinearMap, Move, Scale, Shape, Shift
+from gramcert.operators.linear import LinearMap, Move, Scale, Shape, Shift
+from gramcert.operators.matrices import AxisMatrix
 from gramcert.operators.polynomials import is_tanh_gelu, polynomial
 from gramcert.operators.reflection import reflected
 from gramcert.operators.rounded import Compute

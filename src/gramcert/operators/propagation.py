@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from gramcert.geometry.convolution import Convolution
 from gramcert.operators.composition import Stage, composed, is_identity
 from gramcert.operators.graph import CONSEQUENCE, Graph, Input, Joint, Layer, Node, Nonlinear, Sum, Unbounded
-from gramcert.operators.linear import AxisMatrix, Convolve, LinearMap
+from gramcert.operators.linear import LinearMap
+from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
 from gramcert.operators.outputs import shared_origins, together_up
 from gramcert.rounding import length_up, product_up, sum_up, up

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gramcert.operators.graph import Builder, Node, Nonlinear, Variable
-from gramcert.operators.linear import AxisMatrix, LinearMap, Move, Scale
+from gramcert.operators.linear import LinearMap, Move, Scale
+from gramcert.operators.matrices import AxisMatrix
 from gramcert.operators.rounded import Compute, Rounded, norms, rounding
 from gramcert.rounding import next_up, root_up, square_norm, up
 

@@ -11,7 +11,8 @@ from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode, pad
 from gramcert.operators import elementwise
 from gramcert.operators.graph import MOST_ENTRIES, BadModel, Builder, Nonlinear, Variable
-from gramcert.operators.linear import AxisMatrix, Convolve, Scale, Shape
+from gramcert.operators.linear import Scale, Shape
+from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.operators.rounded import Compute, Rounded, exactly, norms, rounding
 from gramcert.rounding import gamma, next_up, root_up, underflow, up
 

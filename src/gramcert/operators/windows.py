@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gramcert.operators.graph import BadModel, Builder, Nonlinear, Variable
-from gramcert.operators.linear import AxisMatrix, Shape
+from gramcert.operators.linear import Shape
+from gramcert.operators.matrices import AxisMatrix
 from gramcert.operators.rounded import selecting
 from gramcert.operators.rules import require_room, root
 from gramcert.rounding import absolute_sums, gamma, root_up, up
