@@ -157,7 +157,8 @@ class Passed:
         needed = [name for name in open_ones if parameters[name].default is inspect.Parameter.empty]
         if len(needed) > 1 or (fix and not open_ones):
             left = f"got {', '.join(needed or ['none'])} that {'are' if needed else 'is'} not"
-            raise ValueError(f"{call}(fix): expected all inputs but one to be fixed ({HOW}), {left}{takes}")
+            where = f"{call}({'fix' if fix else 'model'})"  # of the callers only audit and verify can fix inputs
+            raise ValueError(f"{where}: expected all inputs but one to be fixed (by audit: {HOW}), {left}{takes}")
         if not fix:
             return cls({"input": example}, "input", None)
         free = (needed or open_ones)[0]
