@@ -36,7 +36,7 @@ types: $(VENV)/.installed
 	$(BIN)/mypy --strict src
 
 tests: $(VENV)/.installed
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n 2
 
 # New random layers every time, and the memory of large ones.
 test-slow: $(VENV)/.installed
@@ -44,7 +44,7 @@ test-slow: $(VENV)/.installed
 
 # The lower bounds of pyproject.toml, with Python 3.11. Its torch brings 3 GB of CUDA, which nothing here needs.
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/pytest -m "not slow"
+	$(OLDEST)/bin/pytest -m "not slow" -n 2
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bounds.py
