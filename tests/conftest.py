@@ -29,6 +29,20 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def brief_searches(request, monkeypatch):
+    """Few tests are about how far the search for multipliers goes: they ask for `whole_searches`."""
+    if "whole_searches" not in request.fixturenames:
+        monkeypatch.setattr("gramcert.networks.search.LAST_SHARPNESS", 8.0)
+        monkeypatch.setattr("gramcert.networks.search.MOST_STEPS", 2)
+        monkeypatch.setattr("gramcert.networks.search.CLOSED_FORMS", ((0.25, 0.75),))
+
+
+@pytest.fixture
+def whole_searches():
+    """Searches for multipliers as users have them."""
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """For the limits of certified answers: a second passes with each look at it, whatever the machine is doing."""

@@ -15,6 +15,7 @@ DOCUMENTS = [
 ]
 
 
+@pytest.mark.usefixtures("whole_searches")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_examples(document):
     default = torch.get_default_dtype()

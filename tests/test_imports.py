@@ -21,6 +21,7 @@ ORDER = (
         "rescaling",
         "parametrizations",
         "operators",
+        "networks",
         "nn",
         "training",
         "auditing",

@@ -25,7 +25,8 @@ HOSTILE = "<script>alert('x')</script>[bold red]\x1b[31m\x00\u202e\ud800&quot;\"
 def audit(rows, upper, **changes):
     shape = {"reasons": (), "trivial": {"relu": 19, "flatten": 1}, "outputs": {"output": upper}, "profiles": ()}
     rest = {"model": "resnet20.pt2", "input_shape": (3, 32, 32), "tol": 1e-3, "assumptions": ASSUMPTIONS}
-    return Audit(upper, rows=tuple(rows), **(shape | rest | {"seconds": 41.87, "certificate": {}} | changes))
+    more = {"seconds": 41.87, "certificate": {}, "product": upper, "blocks": (), "forms": ""}
+    return Audit(upper, rows=tuple(rows), **(shape | rest | more | changes))
 
 
 def chain(steps):

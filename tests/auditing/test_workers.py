@@ -36,7 +36,7 @@ def test_processes_find_the_same_numbers(tmp_path):
     assert math.isfinite(two.upper)
     assert one.upper == pytest.approx(two.upper, rel=1e-9)
     assert told[0] == (0, 3)
-    assert told[-1] == (3, 3)
+    assert (3, 3) in told  # then the search for multipliers
 
 
 def test_the_same_map_is_measured_once(monkeypatch):

@@ -55,7 +55,7 @@ def test_certificate_and_page_are_written_and_the_certificate_holds(run, model, 
     assert checked.exit_code == 0
     said = " ".join(checked.stdout.split())
     assert "the certificate holds: L ≤" in said
-    assert "for model.pt2 and all inputs of shape 3×8×8 3 claims proved anew" in said
+    assert "for model.pt2 and all inputs of shape 3×8×8 4 claims proved anew" in said
     assert "not checked: the name, tolerance and versions" in said
     assert json.loads(run("verify", certificate, model, "--json").stdout)["holds"]
     content = json.loads(certificate.read_text())

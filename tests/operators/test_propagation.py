@@ -73,7 +73,7 @@ def test_a_value_that_others_come_by_is_measured_and_claimed_once():
     model = Both().eval()
     found = gramcert.audit(model, (4,))
     norm = float(torch.linalg.matrix_norm(model.linear.weight.detach().double(), 2))
-    assert 2 * norm <= found.upper <= 2.003 * norm
+    assert 2 * norm <= found.product <= 2.003 * norm
     assert len(found.certificate["claims"]) == 1
     assert gramcert.verify(json.loads(json.dumps(found.certificate)), model).upper == found.upper
 
@@ -105,8 +105,8 @@ def test_shares_add_up_and_rows_multiply():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 3)).eval()
     found = gramcert.audit(model, (8,))
     assert abs(sum(row.share for row in found.rows)) == pytest.approx(1)
-    assert math.prod(row.upper for row in found.rows) == pytest.approx(found.upper)
-    assert found.rows[-1].constant == found.upper
+    assert math.prod(row.upper for row in found.rows) == pytest.approx(found.product)
+    assert found.rows[-1].constant == found.product
 
 
 def test_shares_have_the_sign_of_what_they_do():

@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
+from gramcert.auditing.asked import Asked
 from gramcert.auditing.assumptions import assumptions
 from gramcert.auditing.cache import pack
 from gramcert.auditing.findings import UNBOUNDED
 from gramcert.auditing.strict_json import canonical
+from gramcert.networks.bound import Forms, is_proved_by
 from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
 from gramcert.operators.linear import LinearMap
 from gramcert.operators.measurement import Measured, Measurement, Norm
 from gramcert.operators.propagation import Followed, Follower, Plan, Step
+from gramcert.rounding import root_up
 
-FORMAT = "gramcert certificate 2"
+FORMAT = "gramcert certificate 3"
 
 # Of what a vector proves from below, this part is not claimed: another machine rounds otherwise and proves less.
 WITNESS_MARGIN = 1e-6
@@ -65,20 +70,69 @@ class Claim:
         }
 
 
+@dataclass(frozen=True)
+class FormClaim:
+    """What proves a constant by forms, see :mod:`gramcert.networks.proof`.
+
+    Attributes:
+        multipliers: the first is the square of the constant.
+        shifts: which of its frequencies each component goes by.
+    """
+
+    multipliers: tuple[tuple[float, ...], ...]
+    shifts: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, forms: Forms) -> "FormClaim | None":
+        """Nothing where forms do not gain."""
+        if math.isinf(forms.upper):
+            return None
+        return cls(tuple(tuple(part.tolist()) for part in forms.multipliers), forms.shifts)
+
+    @property
+    def upper(self) -> float:
+        """The constant."""
+        return root_up(self.multipliers[0][0])
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"multipliers": [list(part) for part in self.multipliers], "shifts": list(self.shifts)}
+
+    def is_proved(self, graph: Graph) -> bool:
+        """By these multipliers."""
+        multipliers = [torch.tensor(part, dtype=torch.float64) for part in self.multipliers]
+        return is_proved_by(graph, multipliers, list(self.shifts))
+
+
+def best(followed: Followed, forms: FormClaim | None) -> tuple[float, dict[str, float]]:
+    """The constant of all outputs together and of each of them, by norms or by forms."""
+    upper = followed.upper if forms is None else min(followed.upper, forms.upper)
+    return upper, {name: min(value, upper) for name, value in followed.outputs.items()}
+
+
 def certificate(
-    input_shape: tuple[int, ...], plan: Plan, claims: list[Claim], unverified: dict[str, Any]
+    input_shape: tuple[int, ...],
+    asked: Asked,
+    plan: Plan,
+    claims: list[Claim],
+    forms: FormClaim | None,
+    unverified: dict[str, Any],
 ) -> dict[str, Any]:
-    """As a JSON object: the graph, the claim about each measured map, and what follows from them."""
+    """As a JSON object: the graph, the claim about each measured map, that of forms, and what follows from them."""
     steps = claimed_steps(plan)
     followed = follow(plan, claims)
+    upper, outputs = best(followed, forms)
     content = {
         "format": FORMAT,
         "input_shape": list(input_shape),
+        "asked": asked.facts(),
         "weights": weights_digest(plan.graph),
         "graph": [node_facts(node) for node in plan.graph.nodes.values()],
         "claims": [step_facts(step) | claim.facts() for step, claim in zip(steps, claims, strict=True)],
-        "outputs": {name: _number(value) for name, value in followed.outputs.items()},
-        "upper": _number(followed.upper),
+        "forms": None if forms is None else forms.facts(),
+        "outputs": {name: _number(value) for name, value in outputs.items()},
+        "product": _number(followed.upper),
+        "upper": _number(upper),
         "reasons": list(dict.fromkeys(followed.reasons)),
         "assumptions": list(assumptions(plan.graph, input_shape)),
         "unverified": unverified,

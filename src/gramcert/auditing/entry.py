@@ -1,6 +1,7 @@
 """``audit``: from a model to its certified constant."""
 
 import hashlib
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,17 +9,39 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from gramcert.auditing.asked import Asked, Functional
 from gramcert.auditing.assumptions import assumptions
 from gramcert.auditing.cache import Cache
-from gramcert.auditing.certificate import FORMAT, Claim, certificate, claimed_steps, unverified, versions
-from gramcert.auditing.findings import Profile
+from gramcert.auditing.certificate import (
+    FORMAT,
+    Claim,
+    FormClaim,
+    best,
+    certificate,
+    claimed_steps,
+    node_facts,
+    unverified,
+    versions,
+)
+from gramcert.auditing.findings import FormBlock, Profile
 from gramcert.auditing.fixing import Fix
 from gramcert.auditing.reading import Source, shape_of_example
 from gramcert.auditing.result import Audit
+from gramcert.auditing.strict_json import canonical
 from gramcert.auditing.workers import measure_all
+from gramcert.networks.bound import Forms, bound_by_forms
+from gramcert.networks.search import LAST_SHARPNESS, Budget, Proposal
+from gramcert.operators.linear import Move
 from gramcert.operators.measurement import Measured, Measurement
-from gramcert.operators.propagation import Follower, Plan
+from gramcert.operators.propagation import Followed, Follower, Plan
 from gramcert.progress import Report, silent
+from gramcert.rounding import checked_arithmetic
+
+# Changes whenever a search could not go on from what an earlier version left in a cache.
+SEARCH_FORMAT = "forms 1"
+
+# Seconds between two states of a search that are kept.
+KEPT_EVERY = 2.0
 
 
 def audit(
@@ -29,6 +52,9 @@ def audit(
     architecture: str | None = None,
     prefix: str | None = None,
     fix: Fix | None = None,
+    output: str | None = None,
+    functional: Functional | None = None,
+    search_seconds: float = 60.0,
     jobs: int = 1,
     cache: str | Path | None = None,
     max_seconds: float | None = None,
@@ -39,7 +65,8 @@ def audit(
 
     Linear maps are measured by :func:`gramcert.spectral_norm` at their actual sizes, batch normalisation and other
     linear neighbours folded into them; everything else has a rule with its exact constant. A node without a rule makes
-    the constant infinite and is named in ``reasons``: it never counts as 1.
+    the constant infinite and is named in ``reasons``: it never counts as 1. ``product`` is what these constants
+    multiply to. Quadratic forms of the whole network (``docs/networks.md``) give ``upper``, where they prove less.
 
     Args:
         model: a module, a program of torch.export, or a file: ``.pt2``, ONNX, or weights of a named architecture.
@@ -51,8 +78,14 @@ def audit(
         fix: a number or a tensor for each input but one, by their names; a module's are those of its ``forward``. The
             constant then holds for these values, as ``assumptions`` says. A number fills the shape that a file
             declares, and is passed to a module as it is.
+        output: name of the output that the constant is about, for a model with several; ``None`` for all together.
+        functional: weights of the entries of this output, or a dict from places to weights: ``{3: 1, 5: -1}`` is the
+            difference of two logits. The constant is then that of this number.
+        search_seconds: for the search of multipliers of the forms, which ends by itself if nothing is left to gain; 0
+            takes those in closed form. Whatever it finds is proved.
         jobs: processes to measure in; a script that asks for several needs ``if __name__ == "__main__":``, as always.
-        cache: folder of measurements, which makes the next audit of the same weights instant; ``None`` keeps nothing.
+        cache: folder of measurements, which makes the next audit of the same weights instant, and in which an
+            interrupted search goes on; ``None`` keeps nothing.
         max_seconds: per measurement; what was proved until then holds.
         measure: also where the constant is known to be unbounded, which is said at once otherwise.
         report: told what is measured now, how many measurements are made, and of how many.
@@ -62,8 +95,8 @@ def audit(
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
         >>> result = gramcert.audit(model, (4,))
         >>> one, two = (torch.linalg.matrix_norm(model[i].weight.double(), 2) for i in (0, 2))
-        >>> bool(one * two <= result.upper <= 1.003 * one * two)
-        True
+        >>> bool(one * two <= result.product <= 1.003 * one * two), result.upper < result.product
+        (True, True)
         >>> gramcert.audit(torch.nn.Sequential(torch.nn.Hardshrink()), (4,)).reasons
         ('0: hardshrink: it jumps',)
     """
@@ -77,6 +110,9 @@ def audit(
         raise ValueError(f"{call}(jobs={jobs!r}): expected a positive int")
     if max_seconds is not None and not (type(max_seconds) in (int, float) and max_seconds >= 0):
         raise ValueError(f"{call}(max_seconds={max_seconds!r}): expected None or a number that is not negative")
+    if isinstance(search_seconds, bool) or not isinstance(search_seconds, (int, float)) or not search_seconds >= 0:
+        raise ValueError(f"{call}(search_seconds={search_seconds!r}): expected a number that is not negative")
+    asked = Asked.of(call, output, functional)
     if not isinstance(measure, bool):
         raise TypeError(f"{call}(measure={measure!r}): expected True or False")
     source = Source.of(call, model, architecture, prefix, fix)
@@ -86,13 +122,15 @@ def audit(
     key = (
         None
         if source.weights is None or source.fix
-        else hashlib.sha256(repr((FORMAT, versions(), source.weights, shape, tol, measure)).encode())
+        else hashlib.sha256(
+            repr((FORMAT, versions(), source.weights, shape, tol, measure, asked, search_seconds)).encode()
+        )
     )
     if key is not None and max_seconds is None:
         known = _kept(kept, key.hexdigest(), start)
         if known is not None:
             return known
-    plan = Plan.of(source.graph(call, shape).needed())
+    plan = Plan.of(asked.of_graph(call, source.graph(call, shape)).needed())
     plan.is_measured = measure or not plan.is_unbounded
     measurements = [step.measurement for step in plan.steps]
     measured = measure_all(measurements, tol, kept, jobs=jobs, max_seconds=max_seconds, report=report)
@@ -108,23 +146,76 @@ def audit(
         for step in plan.steps
         if (found := look_up(step.measurement)).profile
     )
+    forms = _forms(plan, followed, search_seconds, kept, report)
+    claim = FormClaim.of(forms)
+    upper, outputs = best(followed, claim)
     result = Audit(
-        upper=followed.upper,
+        upper=upper,
+        product=followed.upper,
         reasons=tuple(dict.fromkeys(followed.reasons)),
         rows=tuple(followed.rows),
         trivial=followed.trivial,
-        outputs=followed.outputs,
+        outputs=outputs,
         model=source.name,
         input_shape=shape,
         tol=tol,
         assumptions=assumptions(plan.graph, shape),
         seconds=time.perf_counter() - start,
+        blocks=_blocks(plan, followed, forms),
+        forms=forms.reason,
         profiles=profiles,
-        certificate=certificate(shape, plan, claims, unverified(source.name, tol)),
+        certificate=certificate(shape, asked, plan, claims, claim, unverified(source.name, tol)),
     )
     if key is not None and max_seconds is None:
         kept.write(key.hexdigest(), result.for_cache())
     return result
+
+
+def _forms(plan: Plan, followed: Followed, seconds: float, cache: Cache, report: Report) -> Forms:
+    """The constant by forms, where it is below the product; the search goes on from what the cache has."""
+    if not 0 < followed.upper < math.inf:
+        return Forms(reason="unbounded" if followed.upper else "it does not depend on its input")
+    facts = canonical([node_facts(node) for node in plan.graph.nodes.values()])
+    key = hashlib.sha256(f"{SEARCH_FORMAT} {facts} {list(plan.graph.outputs.values())}".encode()).hexdigest()
+    last = time.monotonic()
+
+    def start() -> Proposal | None:
+        content = cache.read(key)
+        try:
+            parts = [torch.tensor(part, dtype=torch.float64).flatten() for part in content["parameters"]]
+            shifts = tuple(map(bool, content["shifts"]))
+            return Proposal(parts, math.inf, float(content["sharpness"]), None, shifts)
+        except (TypeError, KeyError, ValueError, OverflowError):
+            return None
+
+    def keep(proposal: Proposal) -> None:
+        nonlocal last
+        if time.monotonic() - last < KEPT_EVERY and proposal.sharpness <= LAST_SHARPNESS:
+            return
+        last = time.monotonic()
+        parameters = [part.tolist() for part in proposal.parameters]
+        cache.write(key, {"parameters": parameters, "sharpness": proposal.sharpness, "shifts": list(proposal.shifts)})
+
+    with checked_arithmetic("audit"):
+        return bound_by_forms(plan.graph, Budget(seconds, report=report), below=followed.upper, start=start, keep=keep)
+
+
+def _blocks(plan: Plan, followed: Followed, forms: Forms) -> tuple[FormBlock, ...]:
+    """With what norms say of each, from one beginning to the next."""
+    constants = [_constant(plan, followed, block.node) for block in forms.blocks]
+    found = []
+    for block, before, after in zip(forms.blocks, constants, [*constants, followed.upper][1:], strict=True):
+        product = after / before if before and after is not None else None
+        node = plan.graph.nodes[block.node]
+        found.append(FormBlock(node.label or node.name, product, block.factor, block.lattice))
+    return tuple(found)
+
+
+def _constant(plan: Plan, followed: Followed, name: str) -> float | None:
+    """From the input to a value, by norms; looked for before moves, which change nothing."""
+    while name not in followed.constants and isinstance(plan.graph.nodes[name].operation, Move):
+        name = plan.graph.nodes[name].inputs[0]
+    return followed.constants.get(name)
 
 
 def _shape(call: str, given: Sequence[int] | Tensor | None, source: Source) -> tuple[int, ...]:

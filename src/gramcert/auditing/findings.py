@@ -19,10 +19,28 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class FormBlock:
+    """A part of the model whose constant is bounded by forms as one.
+
+    Attributes:
+        name: the step that it begins with.
+        product: what the norms of its steps multiply to; ``None`` where that is not known.
+        factor: its part of the constant by forms.
+        lattice: the frequencies of the proof, for people.
+    """
+
+    name: str
+    product: float | None
+    factor: float
+    lattice: str
+
+
+@dataclass(frozen=True)
 class Findings:
     """The record of an audit; see :class:`gramcert.Audit` for what each part means."""
 
     upper: float
+    product: float
     reasons: tuple[str, ...]
     rows: tuple[Row, ...]
     trivial: dict[str, int]
@@ -32,5 +50,7 @@ class Findings:
     tol: float
     assumptions: tuple[str, ...]
     seconds: float
+    blocks: tuple[FormBlock, ...]
+    forms: str
     profiles: tuple[Profile, ...] = dataclasses.field(repr=False)
     certificate: dict[str, Any] = dataclasses.field(repr=False)

@@ -32,7 +32,7 @@ def to_html(audit: Findings) -> str:
         facts=_facts(audit),
         outputs=_outputs(audit),
         plots=_plots(audit),
-        table=_table(audit),
+        table=_forms(audit) + _table(audit),
         profiles=_profiles(audit),
         trivial=_trivial(audit),
         assumptions=_assumptions(audit),
@@ -124,21 +124,22 @@ def _outputs(audit: Findings) -> str:
 def _plots(audit: Findings) -> str:
     if not audit.rows:
         return ""
-    figure, intro = _running_plot(audit.rows), "How the constant grows on its way."
+    of_norms = "product of norms" if audit.blocks else "constant"
+    figure, intro = _running_plot(audit.rows), f"How the {of_norms} grows on its way."
     if any(map(_has_share, audit.rows)):
-        figure += f"<p>Share of each step in the logarithm of the constant</p>{_share_plot(audit.rows)}"
+        figure += f"<p>Share of each step in the logarithm of the {of_norms}</p>{_share_plot(audit.rows)}"
         top = max(filter(_has_share, audit.rows), key=lambda row: abs(row.share or 0.0))
-        total = "100\u202f%" if audit.upper > 1 else "−100\u202f%, as the constant is below 1"
+        total = "100\u202f%" if audit.product > 1 else f"−100\u202f%, as the {of_norms} is below 1"
         intro = (
-            f"The largest share of the logarithm of the constant, {shown_share(top.share or 0.0)}, is that of "
+            f"The largest share of the logarithm of the {of_norms}, {shown_share(top.share or 0.0)}, is that of "
             f'<span class="name">{_text(top.name)}</span>. The shares add up to {total}; a negative one makes the '
-            f"constant smaller."
+            f"{of_norms} smaller."
         )
     return _section(
         "From the input to the output",
         intro,
-        f'<figure class="card plots"><figcaption>Certified constant from the input up to each step of the table below'
-        f"</figcaption>{figure}{_key(audit.rows)}</figure>",
+        f'<figure class="card plots"><figcaption>Certified constant, by norms, from the input up to each step of the '
+        f"table below</figcaption>{figure}{_key(audit.rows)}</figure>",
         "short",
     )
 
@@ -292,6 +293,36 @@ def _table(audit: Findings) -> str:
         "In order of execution, without the steps that are exactly 1 by their nature. Lower and upper bounds enclose "
         "the norm of a linear map.",
         f'<div class="card scroll">{table}</div>',
+    )
+
+
+def _forms(audit: Findings) -> str:
+    """Where forms of the whole network gained, block by block."""
+    if not audit.blocks:
+        return ""
+    words = ("product of norms", "by forms", "smaller by")
+    head = '<th scope="col">block from</th>' + "".join(f'<th scope="col" class="number">{word}</th>' for word in words)
+    body = "\n".join(_block(_text(b.name), b.product, b.factor, b.lattice) for b in audit.blocks)
+    if len(audit.blocks) > 1:
+        body += _block("<b>all of it</b>", audit.product, audit.upper, "")
+    table = (
+        f'<table>\n<thead><tr>{head}<th scope="col">proved on</th></tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>'
+    )
+    return _section(
+        "Gained by forms",
+        "Norms multiply as if every step stretched the same direction most. Quadratic forms follow directions through "
+        "the whole network, and the constant above is proved by them. Each block goes on to the next one.",
+        f'<div class="card scroll">{table}</div>\n',
+    )
+
+
+def _block(name: str, product: float | None, factor: float, lattice: str) -> str:
+    norms = NONE if product is None else _cell("product of norms", _data(product, _upper(product, 4)))
+    gain = NONE if product is None else _cell("smaller by", f"{product / factor:.4g}\u202f×")
+    forms = _cell("by forms", _data(factor, _upper(factor, 4)))
+    return (
+        f'<tr><th scope="row"><span class="name">{name}</span></th>{norms}{forms}{gain}'
+        f'<td class="method">{_text(lattice)}</td></tr>'
     )
 
 

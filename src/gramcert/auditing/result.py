@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gramcert.auditing.findings import UNBOUNDED, Findings, Profile
+from gramcert.auditing.findings import UNBOUNDED, Findings, FormBlock, Profile
 from gramcert.auditing.page import to_html
 from gramcert.operators.propagation import Row
 
@@ -16,7 +16,9 @@ class Audit(Findings):
     """The certified l2 Lipschitz constant of a model, and where it comes from.
 
     Attributes:
-        upper: certified constant from the input to all outputs together; ``inf`` if unbounded.
+        upper: the best certified constant from the input to all outputs together; ``inf`` if unbounded.
+        product: certified constant by norms, multiplied and added along the graph; ``upper`` is below it where forms
+            gain something.
         reasons: why it is unbounded, each with the name of a node; empty if it is bounded.
         rows: every step that is not exactly 1 by its nature.
         trivial: how often each kind of step with the constant 1 by its nature occurs, such as ``{"relu": 19}``.
@@ -26,6 +28,8 @@ class Audit(Findings):
         tol: relative width asked of each measurement.
         assumptions: what the guarantee rests on.
         seconds: of the whole audit.
+        blocks: where forms gained, from the input to the output; empty if they did not.
+        forms: why forms did not gain; empty if they did.
         profiles: spectra for the report.
         certificate: see :mod:`gramcert.auditing.certificate`.
     """
@@ -56,8 +60,9 @@ class Audit(Findings):
             Row(**row | {"notes": tuple(row["notes"]), "cached": row["lower"] is not None}) for row in content["rows"]
         )
         profiles = tuple(Profile(profile["name"], tuple(profile["values"])) for profile in content["profiles"])
+        blocks = tuple(FormBlock(**block) for block in content["blocks"])
         listed = {name: tuple(content[name]) for name in ("reasons", "input_shape", "assumptions")}
-        return cls(**content | listed | {"rows": rows, "profiles": profiles, "seconds": seconds})
+        return cls(**content | listed | {"rows": rows, "profiles": profiles, "blocks": blocks, "seconds": seconds})
 
     def to_html(self) -> str:
         """One self-contained page for people."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gramcert.auditing.cache import unpack
-from gramcert.auditing.certificate import Claim, claimed_steps, follow, node_facts, seal, step_facts
+from gramcert.auditing.certificate import Claim, FormClaim, best, claimed_steps, follow, node_facts, seal, step_facts
 from gramcert.auditing.certificate import certificate as anew
 from gramcert.auditing.findings import UNBOUNDED
 from gramcert.auditing.fixing import Fix
@@ -23,6 +23,7 @@ from gramcert.operators.graph import Graph
 from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
 from gramcert.operators.propagation import Follower, Plan, Step
 from gramcert.progress import Report, silent
+from gramcert.rounding import checked_arithmetic
 
 # Differences between two graphs that are listed one by one.
 MOST_PROBLEMS = 3
@@ -140,7 +141,7 @@ def verify(
         return _refused(str(error), (), start)
     source = Source.of("verify", model, architecture, prefix, fix)
     try:
-        graph = source.graph("verify", written.input_shape).needed()
+        graph = written.asked.of_graph("verify", source.graph("verify", written.input_shape)).needed()
     except ValueError as error:  # it cannot be read, or takes inputs of another shape
         return _refused(f"model: {error}", written.input_shape, start)
     plan = Plan.of(graph)
@@ -154,10 +155,14 @@ def verify(
         for number, (claim, step, label) in enumerate(zip(written.claims, steps, labels, strict=True)):
             report(label, number, len(steps))
             checks.append(_checked(claim, step.measurement, label))
+        if written.forms is not None:
+            report("forms", len(steps), len(steps))
+            checks.append(_checked_forms(written.forms, graph))
         problems = [f"{check.name}: {check.problem}" for check in checks if check.problem]
         followed = follow(plan, written.claims)
-        upper, reasons = followed.upper, tuple(dict.fromkeys(followed.reasons))
-        problems += _differences(content, anew(written.input_shape, plan, written.claims, written.unverified))
+        upper, reasons = best(followed, written.forms)[0], tuple(dict.fromkeys(followed.reasons))
+        again = anew(written.input_shape, written.asked, plan, written.claims, written.forms, written.unverified)
+        problems += _differences(content, again)
     elif content["seal"] != seal(content):
         problems.append(CHANGED)
     if problems:
@@ -234,6 +239,18 @@ def _checked(claim: Claim, measurement: Measurement, name: str) -> Check:
     return Check(name, claim.upper, found.method, problem, time.perf_counter() - start)
 
 
+def _checked_forms(forms: FormClaim, graph: Graph) -> Check:
+    """The multipliers are not trusted, and no search is repeated."""
+    start = time.perf_counter()
+    try:
+        with checked_arithmetic("verify"):
+            proved, method = forms.is_proved(graph), "factorisations of the forms"
+    except Exception as error:  # as for claims
+        proved, method = False, f"the claim cannot be used ({type(error).__name__}: {str(error)[:120]})"
+    problem = "" if proved else f"its multipliers do not prove that it is at most {forms.upper!r}"
+    return Check("whole network", forms.upper, method, problem, time.perf_counter() - start)
+
+
 def _proved_norm(measurement: Norm, claim: Claim) -> Proof:
     """The upper bound by a test; the lower one by its witness, or in closed form."""
     if claim.norms is not None:
@@ -282,11 +299,11 @@ def _too_large(claim: Claim, is_bounded: bool) -> Proof:
 def _differences(content: dict[str, Any], again: dict[str, Any]) -> list[str]:
     """What the certificate says otherwise than the one written anew from the model and the claims."""
     problems = []
-    for name in ("outputs", "upper", "reasons"):
+    for name in ("outputs", "product", "upper", "reasons"):
         if canonical(content[name]) != canonical(again[name]):
             says, follows = (canonical(value)[:120] for value in (content[name], again[name]))
             problems.append(f"{name}: the certificate says {says}, but {follows} follows from its claims")
-    others = sorted(content.keys() - {"outputs", "upper", "reasons", "seal"})
+    others = sorted(content.keys() - {"outputs", "product", "upper", "reasons", "seal"})
     problems += [
         f"{name}: the certificate says something else than the model and its claims"
         for name in others

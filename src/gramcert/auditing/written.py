@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gramcert.auditing.certificate import FORMAT, Claim
+from gramcert.auditing.asked import Asked
+from gramcert.auditing.certificate import FORMAT, Claim, FormClaim
 from gramcert.auditing.findings import UNBOUNDED
 from gramcert.operators.graph import MOST_ENTRIES
 
 FIELDS = (
-    *("format", "input_shape", "weights", "graph", "claims", "outputs"),
-    *("upper", "reasons", "assumptions", "unverified", "seal"),
+    *("format", "input_shape", "asked", "weights", "graph", "claims", "forms", "outputs"),
+    *("product", "upper", "reasons", "assumptions", "unverified", "seal"),
 )
 CLAIM_FIELDS = ("nodes", "kind", "geometry", "upper", "lower", "witness", "norms")
 UNVERIFIED_FIELDS = ("model", "tol", "versions")
@@ -27,7 +28,9 @@ class Written:
     """The parts that a certificate can be written anew from, together with the model."""
 
     input_shape: tuple[int, ...]
+    asked: Asked
     claims: list[Claim]
+    forms: FormClaim | None
     unverified: dict[str, Any]
 
     @classmethod
@@ -43,7 +46,38 @@ class Written:
             raise BadCertificate(f"input_shape: expected at most {MOST_ENTRIES} entries, got {math.prod(shape)}")
         _items("graph", content["graph"], _anything)
         _unverified(content["unverified"])
-        return cls(tuple(shape), _items("claims", content["claims"], _claim), content["unverified"])
+        claims = _items("claims", content["claims"], _claim)
+        return cls(tuple(shape), _asked(content["asked"]), claims, _forms(content["forms"]), content["unverified"])
+
+
+def _asked(value: Any) -> Asked:
+    _require_fields("asked", value, ("output", "functional"))
+    output, weights = value["output"], value["functional"]
+    output = None if output is None else _text("asked.output", output)
+    if weights is None:
+        return Asked(output)
+    pairs = _items("asked.functional", weights, _weight)
+    places = [place for place, _ in pairs]
+    if places != sorted(set(places)):
+        raise BadCertificate("asked.functional: expected places in their order, each once")
+    return Asked(output, tuple(pairs))
+
+
+def _weight(where: str, value: Any) -> tuple[int, float]:
+    is_pair = isinstance(value, list) and len(value) == 2 and type(value[0]) is int and value[0] >= 0
+    if not is_pair or type(value[1]) is not float or not math.isfinite(value[1]):
+        raise _unexpected(where, "a place and a weight", value)
+    return value[0], value[1]
+
+
+def _forms(value: Any) -> FormClaim | None:
+    if value is None:
+        return None
+    _require_fields("forms", value, ("multipliers", "shifts"))
+    parts = _items("forms.multipliers", value["multipliers"], lambda where, part: tuple(_items(where, part, _bound)))
+    if not parts or len(parts[0]) != 1:
+        raise BadCertificate("forms.multipliers: expected the square of a constant first")
+    return FormClaim(tuple(parts), tuple(_items("forms.shifts", value["shifts"], _flag)))
 
 
 def _claim(where: str, value: Any) -> Claim:
@@ -103,6 +137,12 @@ def _bound(where: str, value: Any) -> float:
     """Not negative, which -0.0 looks like."""
     if type(value) is not float or not 0 <= value < math.inf or math.copysign(1.0, value) < 0:
         raise _unexpected(where, "a number with a decimal point or an exponent that is not negative", value)
+    return value
+
+
+def _flag(where: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise _unexpected(where, "true or false", value)
     return value
 
 

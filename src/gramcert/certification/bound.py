@@ -9,6 +9,8 @@ from gramcert.auditing.reading import Source, shape_of_example
 from gramcert.certified.choose import certified_convolution
 from gramcert.geometry.convolution import LAYERS
 from gramcert.geometry.recognition import unwrapped
+from gramcert.networks.bound import bound_by_forms
+from gramcert.networks.search import Budget
 from gramcert.nn.activations import Abs, GroupSort, MaxMin
 from gramcert.nn.combining import Concatenation, Residual
 from gramcert.nn.outline import Outline
@@ -17,6 +19,10 @@ from gramcert.operators import elementwise
 from gramcert.operators.graph import Builder, Graph
 from gramcert.operators.measurement import NormOfLayer
 from gramcert.operators.network import Network
+from gramcert.rounding import checked_arithmetic
+
+# Passes of the search for multipliers.
+PASSES = 40
 
 # Of an input whose channels no layer fixes: so many can be paired and sorted.
 EVEN_CHANNELS = 12
@@ -39,8 +45,8 @@ def lipschitz_bound(
     weights; the rounding of the evaluation itself is not in it.
 
     Without a size it holds at every input size, for layers of :mod:`gramcert.nn`, torch's layers and Sequentials of
-    such, and is the product of their constants. With a size or a shape it is that of :func:`gramcert.audit`, for
-    whatever torch can trace.
+    such, and is the product of their constants. With a size or a shape it is that of :func:`gramcert.audit`, with a
+    short search for multipliers that depends on no clock, for whatever torch can trace.
 
     Args:
         module: a layer or a network, parametrised or not. What has no constant is an error that says why.
@@ -63,7 +69,11 @@ def lipschitz_bound(
         raise ValueError(f"{call}(input_size, input_shape): expected one of them, got both")
     network = Network(call, _graph(call, module, input_size, input_shape))
     network.require_bounded(f"{call}({type(module).__name__})")
-    return network.follow().upper
+    product = network.follow().upper
+    if input_size is None and input_shape is None:  # forms need shapes
+        return product
+    with checked_arithmetic(call):
+        return min(product, bound_by_forms(network.plan.graph, Budget(passes=PASSES), below=product).upper)
 
 
 def _graph(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[int] | Tensor | None) -> Graph:

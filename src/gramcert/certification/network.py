@@ -1,10 +1,16 @@
 """A classifier evaluated with a bound of its rounding, and the radii that its margins certify."""
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from gramcert.auditing.asked import Asked
 from gramcert.auditing.assumptions import assumptions_of_values
 from gramcert.certified.margins import radii
+from gramcert.networks.bound import bound_by_forms, proof_operations
+from gramcert.networks.search import FIRST_SHARPNESS, Budget, Proposal
 from gramcert.operators.evaluation import Evaluation, NotEvaluatedError
 from gramcert.operators.graph import Graph, Node
 from gramcert.operators.linear import Scale, Shift
@@ -12,7 +18,10 @@ from gramcert.operators.matrices import AxisMatrix
 from gramcert.operators.network import Network
 from gramcert.operators.rounded import Rounded, exactly
 from gramcert.progress import Report, silent
-from gramcert.rounding import next_up
+from gramcert.rounding import next_up, row_norms_up, up
+
+# Passes of the search for multipliers, and operations of proofs up to which each pair of classes has its own.
+PASSES, WORTH_PAIRS = 40, 3e11
 
 # In place of a constant of 0, that of a network which ignores its input.
 _SMALLEST = 2.0**-500
@@ -36,7 +45,8 @@ class CertifiedNetwork:
         self._head, self._features = _head(graph, logits)
         before = Graph(graph.nodes, {"features": self._features}, [], graph.types)
         network = Network(call, before, report)
-        self.lipschitz = network.follow().upper
+        product = network.follow().upper
+        self.lipschitz = min(product, bound_by_forms(network.plan.graph, Budget(passes=PASSES), below=product).upper)
         try:
             self._evaluation = Evaluation(network.plan, network.measure)
         except NotEvaluatedError as error:
@@ -44,6 +54,7 @@ class CertifiedNetwork:
         self.assumptions = assumptions_of_values(network.plan.graph)
         maps = [node.operation for node in self._head if isinstance(node.operation, AxisMatrix)]
         self._weight = maps[0].matrix if maps else torch.eye(self.classes, dtype=torch.float64)
+        self._differences = _differences(call, graph, self._weight, self.lipschitz, report)
 
     def features(self, x: Tensor) -> Rounded:
         """What comes before the last layer, for inputs (samples, *shape), and its distance from the exact values."""
@@ -58,7 +69,42 @@ class CertifiedNetwork:
             values, local = node.operation.run(values)
             rounding = next_up(rounding + local)
         logits = values[:, 0]
-        return logits, radii(self._weight, logits, max(self.lipschitz, _SMALLEST), rounding, distance), distance
+        lipschitz = max(self.lipschitz, _SMALLEST)
+        return logits, radii(self._weight, logits, lipschitz, rounding, distance, self._differences), distance
+
+
+def _differences(call: str, graph: Graph, weight: Tensor, lipschitz: float, report: Report) -> Tensor | None:
+    """Constants of the differences of two logits by forms of the whole network, where these are below L·‖w_y - w_i‖.
+
+    The multipliers of one pair are where the search for the next begins. Where nothing is gained for the first pair,
+    nothing is tried for the others.
+    """
+    classes = len(weight)
+    pairs = [(y, i) for y in range(classes) for i in range(y)]
+    if proof_operations(graph.needed()) * len(pairs) > WORTH_PAIRS:
+        return None
+    found = torch.full((classes, classes), math.inf, dtype=torch.float64)
+    last: list[Proposal] = []
+
+    def keep(proposal: Proposal) -> None:
+        last[:] = [replace(proposal, sharpness=FIRST_SHARPNESS)]
+
+    for done, (y, i) in enumerate(pairs):
+        report("pairs of classes", done, len(pairs))
+        distance = float(row_norms_up(next_up((weight[y] - weight[i]).abs())))
+        asked = Asked(None, ((i, -1.0), (y, 1.0))).of_graph(call, graph).needed()
+        forms = bound_by_forms(
+            asked,
+            Budget(passes=PASSES),
+            below=up(distance * lipschitz),
+            start=lambda: last[0] if last else None,
+            keep=keep,
+        )
+        if math.isinf(forms.upper) and not done:
+            return None
+        found[y, i] = found[i, y] = max(forms.upper, _SMALLEST)
+    report("pairs of classes", len(pairs), len(pairs))
+    return found
 
 
 def _logits(call: str, graph: Graph) -> Node:

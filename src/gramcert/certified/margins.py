@@ -6,7 +6,14 @@ from torch import Tensor
 from gramcert.rounding import next_down, next_up, row_norms_up
 
 
-def radii(weight: Tensor, logits: Tensor, lipschitz: float, logit_error: Tensor, feature_error: Tensor) -> Tensor:
+def radii(
+    weight: Tensor,
+    logits: Tensor,
+    lipschitz: float,
+    logit_error: Tensor,
+    feature_error: Tensor,
+    differences: Tensor | None = None,
+) -> Tensor:
     r"""The least, over i ≠ y, of (f_y - f_i)/(L·‖w_y - w_i‖) for the predicted class y, rounded down; 0 for ties.
 
     The logits are f̂ = W·h + b plus rounding, where h is within ``feature_error`` of the exact features; so the exact
@@ -19,6 +26,7 @@ def radii(weight: Tensor, logits: Tensor, lipschitz: float, logit_error: Tensor,
         lipschitz: certified constant L of what comes before the last layer.
         logit_error: bound of the rounding of each logit in the last layer, (batch,).
         feature_error: bound of the distance of its input from the exact one, (batch,).
+        differences: certified constants of f_y - f_i, (classes, classes), which are used where they are smaller.
 
     Returns:
         float64, (batch,).
@@ -30,7 +38,10 @@ def radii(weight: Tensor, logits: Tensor, lipschitz: float, logit_error: Tensor,
     distances = torch.stack([row_norms_up(next_up((rows - row).abs())) for row in rows])[winner]
     margins = next_down(next_down(top[:, None] - values) - next_up(2 * logit_error)[:, None])
     margins = next_down(margins - next_up(distances * feature_error[:, None]))
-    found = next_down(margins / next_up(distances * lipschitz))
+    constants = next_up(distances * lipschitz)
+    if differences is not None:
+        constants = torch.minimum(constants, differences[winner])
+    found = next_down(margins / constants)
     # A margin that is not positive certifies nothing, and neither does one that overflow made of infinities.
     found = torch.where(margins > 0, found, 0.0).scatter(1, winner[:, None], float("inf"))
     return found.amin(1).clamp_min(0)

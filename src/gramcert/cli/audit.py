@@ -59,6 +59,20 @@ def audit(
     architecture: ARCHITECTURE = None,
     prefix: PREFIX = None,
     fix: FIX = None,
+    output: Annotated[
+        str | None, typer.Option(help="Of a model with several outputs, the one to be audited.", show_default=False)
+    ] = None,
+    functional: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE=WEIGHT,...",
+            help="Audit a weighted sum of entries of the output: 3=1,5=-1 is the difference of two logits.",
+            show_default=False,
+        ),
+    ] = None,
+    search_seconds: Annotated[
+        float, typer.Option(help="For the search of multipliers of the whole network; 0: closed form.")
+    ] = 60.0,
     certificate: Annotated[
         Path | None, typer.Option(help="Write what `gramcert verify` checks.", show_default=False)
     ] = None,
@@ -93,6 +107,9 @@ def audit(
                 architecture=architecture,
                 prefix=prefix,
                 fix=parse_fix(fix),
+                output=output,
+                functional=None if functional is None else parse_functional(functional),
+                search_seconds=search_seconds,
                 jobs=jobs,
                 cache=folder,
                 max_seconds=max_seconds,
@@ -148,6 +165,21 @@ def parse_fix(texts: list[str] | None) -> dict[str, Value]:
             raise BadInput(f"--fix {text!r}: {name} is fixed twice")
         values[name] = _value(text, written)
     return values
+
+
+def parse_functional(text: str) -> dict[int, float]:
+    """``3=1,5=-1``, each place once."""
+    weights: dict[int, float] = {}
+    for part in text.split(","):
+        place, equals, weight = part.partition("=")
+        try:
+            at, value = int(place), float(weight if equals else "")
+        except ValueError:
+            raise BadInput(f"--functional {text!r}: expected PLACE=WEIGHT, got {part!r}") from None
+        if at in weights:
+            raise BadInput(f"--functional {text!r}: place {at} occurs twice")
+        weights[at] = value
+    return weights
 
 
 def _value(text: str, written: str) -> Value:

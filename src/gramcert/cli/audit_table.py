@@ -35,6 +35,8 @@ class _AuditTable:
         if self.audit.rows:
             yield _rows(self.audit, options.max_width >= WIDE)
             yield Text()
+        if self.audit.blocks:
+            yield from (_blocks(self.audit), Text())
         if notes := _notes(self.audit):
             yield from (*notes, Text())
         yield from _verdict(self.audit)
@@ -75,6 +77,23 @@ def _numbers(row: Row, tol: float) -> dict[str, Text]:
     }
 
 
+def _blocks(audit: Audit) -> Table:
+    """Where forms of the whole network gained."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("by forms, from", overflow="fold")
+    for heading in ("product of norms", "forms", "smaller by"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("proved on", overflow="fold", style="dim")
+    for block in audit.blocks:
+        product = "" if block.product is None else shown_up(block.product, 4)
+        gain = "" if block.product is None else f"{block.product / block.factor:.2f}×"
+        table.add_row(Text(shown_text(block.name)), product, shown_up(block.factor, 4), gain, block.lattice)
+    if len(audit.blocks) > 1:
+        gain = f"{audit.product / audit.upper:.4g}×"
+        table.add_row("all of it", shown_up(audit.product, 4), shown_up(audit.upper, 4), gain, style="bold")
+    return table
+
+
 def _notes(audit: Audit) -> list[Text]:
     lines = [
         Text(f"{shown_text(row.name)}: {shown_text(note, LONGEST_SENTENCE)}", "yellow")
@@ -87,10 +106,13 @@ def _notes(audit: Audit) -> list[Text]:
     if audit.trivial:
         counts = ", ".join(f"{count} × {shown_text(kind)}" for kind, count in audit.trivial.items())
         lines.append(Text(f"Counted as exactly 1: {counts}.", "dim"))
+    if audit.forms and math.isfinite(audit.upper) and audit.rows:
+        lines.append(Text(f"By norms alone; forms of the whole network: {audit.forms}.", "dim"))
     if any(row.share is not None for row in audit.rows):
         lines.append(
             Text(
-                "share: part in log L on the path that dominates it; upper of a sum: what it adds to that path.",
+                "share: part in log L, by norms, on the path that dominates it; upper of a sum: what it adds to that "
+                "path.",
                 "dim",
             )
         )

@@ -143,7 +143,8 @@ def _max_pooled(b: Builder, x: Variable, places: list[Tensor]) -> Variable:
             x = padded[..., inside].amax(-1).movedim(-1, axis)
         return x
 
-    return b.nonlinear(x, Nonlinear(constant, "max pool", why=why, compute=selecting(largest)), shape)
+    axes = {"axes": float(len(places))}
+    return b.nonlinear(x, Nonlinear(constant, "max pool", None, why, axes, selecting(largest)), shape)
 
 
 def windows_per_place(taps: int, stride: int, dilation: int = 1) -> int:

@@ -1,0 +1,543 @@
+"""From a graph to the relations between its increments.
+
+Images, values ([1,] channels, *sizes), lie on the lattice Z^D, zero outside of their window. A convolution with zero
+padding is a filter of the whole lattice followed by the window, a diagonal of zeros and ones. The window is left to the
+activation that comes next, whose slopes then have to contain 0; where none comes, it is a step of its own with slopes
+[0, 1]. Everything that is done place by place may come in between. On a torus nothing may come round into a window,
+which is what ``needs`` is about.
+
+A sum over a whole axis with weights w, of which a mean is one, is the multiplication by ‖w‖ at every place: for every
+form Q >= 0 that comes after, Q(Σ w_i s_i) <= ‖w‖² Σ Q(s_i).
+
+What is no filter is kept by its constant, channel by channel if it acts so, and the value goes on in another component;
+in the same way values go from images to vectors, and back.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from gramcert.networks.filters import (
+    Filter,
+    NotDescribedError,
+    channel_axis,
+    convolution_filter,
+    filter_of,
+    is_circle,
+    is_image,
+    padding_square,
+    row_length,
+)
+from gramcert.networks.program import Program, Relation, Steps, Term, Variable
+from gramcert.operators.composition import compose
+from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum
+from gramcert.operators.linear import LinearMap, Move, Scale, Shape, composed_error
+from gramcert.operators.matrices import AxisMatrix, Convolve
+from gramcert.rounding import absolute_sums, norm_up, root_up, up
+
+# Entries of all values of a network up to which all of it is made of vectors; of one vector, and of one matrix.
+SMALL_NETWORK, MOST_ENTRIES, MOST_MATRIX = 1536, 8192, 2**24
+
+# Cubes of orders times frequencies up to which values of different strides stay in one component.
+WORTH_COUPLING = 1e8
+
+# Functions of corresponding entries.
+ENTRYWISE = ("maximum", "minimum")
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value as a sum of filters of variables, without its window where ``is_whole`` is false.
+
+    Attributes:
+        terms: variable and filter; ``None`` for the variable itself.
+        channels: how many.
+        sizes: of the window.
+        step: distance of its places.
+        is_whole: whether the sum is zero outside of the window.
+        summed: axes along which it was summed, and the digests of the weights: it stands for their sum at every place.
+    """
+
+    terms: tuple[tuple[int, Filter | None], ...]
+    channels: int
+    sizes: Shape
+    step: Steps
+    is_whole: bool = True
+    summed: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def axes(self) -> int:
+        """Number of axes of the lattice."""
+        return len(self.step)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether it stands for one vector, at every place of the lattice."""
+        return bool(self.axes) and len(self.summed) == self.axes
+
+    @property
+    def lattice(self) -> tuple[object, ...]:
+        """What values that are added have in common."""
+        return self.sizes, self.step, self.summed
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether its channels are all that it has."""
+        return not self.axes or self.is_spread
+
+
+def program_of(graph: Graph) -> Program:
+    """All relations; :class:`NotDescribedError` where there is something that forms do not reach."""
+    return _Reader(graph).run()
+
+
+class _Reader:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.variables: list[Variable] = []
+        self.needs: list[tuple[int, Shape, bool]] = []
+        self.values: dict[str, Value] = {}
+        self.node = ""
+        self.axes = self._image_axes()
+
+    def run(self) -> Program:
+        padding = self._padding_of_convolutions()
+        for node in self.graph.nodes.values():
+            self.node = node.name
+            if node.name not in padding:
+                self.values[node.name] = self._value(node)
+        outputs = []
+        for name in dict.fromkeys(self.graph.outputs.values()):
+            repeated = sum(value == name for value in self.graph.outputs.values())
+            if repeated > 1:
+                raise NotDescribedError("one value is several outputs")
+            outputs.append(self._terms(self.values[name]))
+        return Program(self.variables, outputs, self.needs)
+
+    def _image_axes(self) -> int:
+        """Of the lattice: as many as convolutions have; 0 where there are none, or where all is small."""
+        nodes = self.graph.nodes.values()
+        found = {node.operation.layer.axes for node in nodes if isinstance(node.operation, Convolve)}
+        entries = sum(math.prod(node.shape) for node in nodes if isinstance(node.operation, (Input, Nonlinear)))
+        if entries <= SMALL_NETWORK or len(found) != 1:
+            return 0
+        return found.pop()
+
+    def _value(self, node: Node) -> Value:
+        operation = node.operation
+        if isinstance(operation, Input):
+            return self._input(node.shape)
+        if isinstance(operation, LinearMap):
+            before = self.graph.nodes[node.inputs[0]]
+            if before.name not in self.values:  # padding, which goes into the convolution
+                assert isinstance(before.operation, LinearMap)
+                merged = compose(before.operation, operation)
+                assert merged is not None
+                return self._linear(node, self.values[before.inputs[0]], merged)
+            return self._linear(node, self.values[before.name], operation)
+        values = [self.values[name] for name in node.inputs]
+        if isinstance(operation, Nonlinear):
+            return self._nonlinear(node, values[0], operation)
+        if isinstance(operation, Sum):
+            return self._sum(node, values, operation.signs)
+        if isinstance(operation, Joint):
+            return self._joint(node, values, operation)
+        raise NotDescribedError(f"{node.label or node.name}: forms do not reach it")
+
+    def _padding_of_convolutions(self) -> set[str]:
+        """Nodes that repeat places, and that only convolutions read, into which they go."""
+        found = set[str]()
+        readers: dict[str, list[Node]] = {}
+        for node in self.graph.nodes.values():
+            for name in node.inputs:
+                readers.setdefault(name, []).append(node)
+        for name, after in readers.items():
+            move = self.graph.nodes[name].operation
+            if not isinstance(move, Move) or move.padding is None or move.padding[0] == "zeros":
+                continue
+            maps = [node.operation for node in after]
+            fits = all(isinstance(linear, Convolve) and compose(move, linear) is not None for linear in maps)
+            if fits and name not in self.graph.outputs.values():
+                found.add(name)
+        return found
+
+    # Variables
+
+    def _new(self, value: Value, relation: Relation) -> Value:
+        """A variable, as a value."""
+        self.variables.append(Variable(self.node, value.channels, value.sizes, value.step, relation))
+        v = len(self.variables) - 1
+        if value.sizes and not value.is_spread:
+            self.needs.append((v, value.sizes, False))
+        return replace(value, terms=((v, None),), is_whole=True)
+
+    def _input(self, shape: Shape) -> Value:
+        if self.variables:
+            raise NotDescribedError("it has several inputs")
+        value = _image(shape, self.axes) if self.axes and is_image(shape, self.axes) else _vector(math.prod(shape))
+        if value.is_vector:
+            self._require_room(value.channels)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return self._new(value, Relation((), None, 1.0, torch.zeros(value.channels, dtype=torch.int64), nothing))
+
+    def _terms(self, value: Value) -> tuple[Term, ...]:
+        return tuple(Term(v, self._identity(value) if found is None else found) for v, found in value.terms)
+
+    def _identity(self, value: Value) -> Filter:
+        eye = torch.eye(value.channels, dtype=torch.float64)
+        return Filter(eye.reshape(*eye.shape, *(1,) * value.axes), (1,) * value.axes, (0,) * value.axes)
+
+    def _related(self, value: Value, slopes: tuple[float, float]) -> Value:
+        """A function of each entry with such slopes, and the window."""
+        low, high = slopes
+        if not value.is_whole:
+            low, high = min(low, 0.0), max(high, 0.0)
+        ties = torch.arange(value.channels)
+        return self._new(value, Relation(self._terms(value), (low, high), 0.0, ties, ties))
+
+    def _bounded(
+        self, value: Value, result: Value, constant: float, ties: Tensor | None = None, sources: Tensor | None = None
+    ) -> Value:
+        """Something of which only the constant is known; for all together unless there are ties."""
+        if ties is None or sources is None:
+            ties = torch.zeros(result.channels, dtype=torch.int64)
+            sources = torch.zeros(value.channels, dtype=torch.int64)
+        if not constant < math.inf:
+            raise NotDescribedError(f"{self.node}: it has no constant")
+        square = 1.0 if constant == 1 else up(constant * constant)
+        return self._new(result, Relation(self._terms(value), None, square, ties, sources))
+
+    def _cut(self, node: Node, value: Value) -> Value:
+        """What a node acts on, in a component of its own; also for what comes later, if it is the value of a node."""
+        ties, (name, *_) = torch.arange(value.channels), node.inputs
+        is_known = value is self.values.get(name)
+        self.node = name if is_known else node.name
+        value = self._bounded(value, value, 1.0, ties, ties)
+        self.node = node.name
+        if is_known:
+            self.values[name] = value
+        return value
+
+    # Images and vectors
+
+    def _as_vector(self, value: Value) -> Value:
+        """All entries; a multiplier for each channel."""
+        if value.is_vector:
+            return value
+        places = math.prod(value.sizes)
+        self._require_room(value.channels * places)
+        channels = torch.arange(value.channels)
+        return self._bounded(value, _vector(value.channels * places), 1.0, channels.repeat_interleave(places), channels)
+
+    def _plain_vector(self, value: Value) -> Value:
+        """Without a lattice."""
+        if value.is_spread:
+            ties = torch.arange(value.channels)
+            return self._bounded(value, _vector(value.channels), 1.0, ties, ties)
+        return self._as_vector(value)
+
+    def _as_image(self, value: Value, shape: Shape, axes: int) -> Value:
+        """A vector of this shape on a lattice."""
+        image = _image(shape, axes)
+        places = math.prod(image.sizes)
+        channels = torch.arange(image.channels)
+        return self._bounded(value, image, 1.0, channels, channels.repeat_interleave(places))
+
+    def _require_room(self, entries: int) -> None:
+        if entries > MOST_ENTRIES:
+            raise NotDescribedError(f"{self.node}: a vector of {entries} entries")
+
+    def _settled(self, value: Value) -> Value:
+        """One that is not summed along some axes only."""
+        return self._as_vector(value) if value.summed and not value.is_spread else value
+
+    # Linear maps
+
+    def _linear(self, node: Node, value: Value, linear: LinearMap) -> Value:
+        if isinstance(linear, Scale) and linear.error == 0 and bool((linear.factors == 1).all()):
+            return value
+        if value.is_vector:
+            if not value.is_spread and self.axes and self._wants_image(linear):
+                value = self._as_image(value, linear.source, self.axes)
+            else:
+                return self._vector_map(value, linear)
+        return self._image_map(node, value, linear)
+
+    def _wants_image(self, linear: LinearMap) -> bool:
+        large = math.prod(linear.source) + math.prod(linear.target) > SMALL_NETWORK
+        return isinstance(linear, Convolve) and is_image(linear.source, self.axes) and large
+
+    def _vector_map(self, value: Value, linear: LinearMap) -> Value:
+        """A matrix of each filter, made by applying the map to its columns."""
+        if isinstance(linear, Move) and linear.is_view:
+            return value
+        channels = math.prod(linear.target)
+        widest = max(self.variables[v].channels for v, _ in value.terms)
+        if channels > MOST_ENTRIES or widest * channels > MOST_MATRIX:
+            self._require_room(channels)
+            return self._bounded(value, _vector(channels), up(linear.size + linear.error))
+        terms = []
+        for v, before in value.terms:
+            if before is None:
+                after = self._matrix(linear, value.axes)
+            elif value.is_spread:  # at every place, behind a filter
+                found = self._matrix(linear, value.axes).after(before)
+                assert found is not None
+                after = found
+            else:
+                after = self._applied(linear, before)
+            terms.append((v, after))
+        return replace(value, terms=tuple(terms), channels=channels)
+
+    @staticmethod
+    def _applied(linear: LinearMap, before: Filter) -> Filter:
+        """A map of the columns of a matrix."""
+        columns = before.kernel.T
+        matrix = linear.apply(columns.reshape(-1, *linear.source)).reshape(len(columns), -1).T.contiguous()
+        if isinstance(linear, Move):  # nothing is rounded
+            error = up(before.error * linear.size) if before.error else 0.0
+        else:
+            error = composed_error(_Matrix(columns, before.error), linear, linear.terms)
+        return Filter(matrix, (), (), error)
+
+    @staticmethod
+    def _matrix(linear: LinearMap, axes: int) -> Filter:
+        """The map of all entries, at every place."""
+        error = 0.0 if isinstance(linear, Move) else up(linear.error + linear.dense_error)
+        matrix = linear.dense()
+        return Filter(matrix.reshape(*matrix.shape, *(1,) * axes), (1,) * axes, (0,) * axes, error)
+
+    def _image_map(self, node: Node, value: Value, linear: LinearMap) -> Value:
+        axes = value.axes
+        same = isinstance(linear, Move) and linear.is_view and is_image(linear.target, axes)
+        if same and linear.source[-axes - 1 :] == linear.target[-axes - 1 :]:
+            return value
+        length = row_length(linear, axes)
+        if length is not None:
+            assert isinstance(linear, AxisMatrix)
+            return self._summed(value, linear, length)
+        if value.summed:  # along some axes only
+            return self._vector_map(self._as_vector(value), linear)
+        found = filter_of(linear, axes)
+        if found is None and isinstance(linear, Convolve) and linear.layer.axes == axes and not linear.layer.transposed:
+            return self._padded(node, value, linear)
+        if found is None and isinstance(linear, Scale) and is_image(linear.source, axes):
+            return self._scaled(value, linear)
+        along = isinstance(linear, AxisMatrix) and linear.axis > channel_axis(linear.source, axes)
+        if found is None and along and is_image(linear.source, axes):  # on each channel the same matrix
+            ties = torch.arange(value.channels)
+            return self._bounded(value, _image(linear.target, axes), up(linear.size + linear.error), ties, ties)
+        if found is None:
+            return self._vector_map(self._as_vector(value), linear)
+        return self._filtered(node, value, found, linear.target, is_circle(linear))
+
+    def _filtered(self, node: Node, value: Value, found: Filter, target: Shape, is_circle: bool) -> Value:
+        """A filter, and what it asks of the torus."""
+        sizes = target[-value.axes :]
+        step = tuple(a / s if found.adjoint else a * s for a, s in zip(value.step, found.stride, strict=True))
+        if set(found.stride) != {1} and not found.adjoint and not self._worth_coupling(value, step):
+            value = self._cut(node, value)
+        reach = found.reach(value.sizes, sizes)
+        larger = sizes if found.adjoint else value.sizes
+        is_inside = all(low >= 0 and high < n for (low, high), n in zip(reach, larger, strict=True))
+        if not value.is_whole and (found.adjoint or not is_inside or set(found.taps) != {1}):
+            value = self._related(value, (1.0, 1.0))
+        filters = []
+        for v, before in value.terms:
+            after = found if before is None else found.after(before)
+            if after is None:
+                value = self._related(value, (1.0, 1.0))
+                filters = [(value.terms[0][0], found)]
+                break
+            filters.append((v, after))
+        support = found.support(value.sizes)
+        is_whole = is_circle or all(low >= 0 and high < n for (low, high), n in zip(support, sizes, strict=True))
+        is_whole = is_whole and value.is_whole
+        if is_circle:
+            self._need(value, value.sizes, is_exact=True)
+        elif not found.is_pointwise:
+            span = support if found.adjoint else reach
+            least = tuple(n + max(-low, high - n + 1, 0) for n, (low, high) in zip(larger, span, strict=True))
+            if found.adjoint:
+                # The torus of the outputs, in places of the inputs.
+                least = tuple(-(-n // s) for n, s in zip(least, found.stride, strict=True))
+                least = tuple(map(max, least, value.sizes))
+            else:
+                outputs = tuple(n * s for n, s in zip(sizes, found.stride, strict=True))
+                least = tuple(map(max, least, outputs))
+            self._need(value, least)
+        return Value(tuple(filters), target[-value.axes - 1], sizes, step, is_whole)
+
+    def _need(self, value: Value, sizes: Shape, *, is_exact: bool = False) -> None:
+        """Of the places of this value; its variables may lie denser."""
+        for v, _ in value.terms:
+            dense = [b / a for a, b in zip(self.variables[v].step, value.step, strict=True)]
+            self.needs.append((v, tuple(math.ceil(n * d) for n, d in zip(sizes, dense, strict=True)), is_exact))
+
+    def _worth_coupling(self, value: Value, step: Steps) -> bool:
+        """Whether the component stays small enough on the coarser lattice."""
+        waiting, group = [v for v, _ in value.terms], set[int]()
+        while waiting:
+            v = waiting.pop()
+            if v in group:
+                continue
+            group.add(v)
+            if self.variables[v].relation.slopes is not None:
+                waiting += [term.variable for term in self.variables[v].relation.terms]
+        cubes = 0.0
+        for v in group:
+            phases = math.prod(b / a for a, b in zip(self.variables[v].step, step, strict=True))
+            cubes += float(self.variables[v].channels * phases) ** 3
+        last = self.variables[max(group)]
+        places = math.prod(float(n * a / b) for n, a, b in zip(last.sizes, last.step, step, strict=True))
+        return cubes * places / 2 <= WORTH_COUPLING
+
+    def _summed(self, value: Value, linear: AxisMatrix, length: float) -> Value:
+        """A sum along one axis: the multiplication by the length of its weights, at every place of the axis."""
+        axis = linear.axis - channel_axis(linear.source, value.axes) - 1
+        found = Filter(self._identity(value).kernel * length, (1,) * value.axes, (0,) * value.axes, linear.error)
+        filters = [(v, found if before is None else found.after(before)) for v, before in value.terms]
+        sizes = tuple(1 if j == axis else n for j, n in enumerate(value.sizes))
+        summed = tuple(sorted({*value.summed, (axis, linear.digest)}))
+        if axis in {known for known, _ in value.summed}:  # a second sum along an axis of one place
+            return self._vector_map(self._as_vector(value), linear)
+        return replace(value, terms=tuple(filters), sizes=sizes, is_whole=True, summed=summed)
+
+    def _padded(self, node: Node, value: Value, linear: Convolve) -> Value:
+        """Padding that repeats places by its norm, channel by channel, then the convolution without padding."""
+        value = value if value.is_whole else self._related(value, (1.0, 1.0))
+        ties = torch.arange(value.channels)
+        sizes = tuple(axis.used for axis in linear.axes)
+        image = replace(value, sizes=sizes, is_whole=True)
+        padded = self._bounded(value, image, root_up(padding_square(linear.axes)), ties, ties)
+        found = convolution_filter(linear, (0,) * value.axes)
+        return self._filtered(node, padded, found, linear.target, is_circle=False)
+
+    def _scaled(self, value: Value, linear: Scale) -> Value:
+        """Factors that differ from place to place are slopes."""
+        factors = linear.factors
+        low, high = float(factors.min()) - linear.error, float(factors.max()) + linear.error
+        return self._related(value, (-up(-low), up(high)))
+
+    # Other operations
+
+    def _nonlinear(self, node: Node, value: Value, operation: Nonlinear) -> Value:
+        value = self._settled(value)
+        if operation.slopes is not None and node.shape == self.graph.nodes[node.inputs[0]].shape:
+            return self._related(value, operation.slopes)
+        before = self.graph.nodes[node.inputs[0]].shape
+        axes = value.axes
+        if not value.is_vector and is_image(before, axes) and is_image(node.shape, axes):
+            image = _image(node.shape, axes)
+            step = _moved_on(value, image.sizes)
+            result = replace(image, step=step)
+            # The last axes are pooled: with as many as the lattice has, channels stay apart.
+            if operation.name == "max pool" and operation.parameters.get("axes") == axes:
+                ties = torch.arange(value.channels)
+                return self._bounded(value, result, operation.constant, ties, ties)
+            return self._bounded(value, result, operation.constant)
+        vector = _vector(math.prod(node.shape))
+        self._require_room(vector.channels)
+        return self._bounded(value, vector, operation.constant)
+
+    def _sum(self, node: Node, values: list[Value], signs: tuple[int, ...]) -> Value:
+        values = self._alike(values)
+        terms = []
+        for value, sign in zip(values, signs, strict=True):
+            for v, found in value.terms:
+                if sign == 1:
+                    terms.append((v, found))
+                else:
+                    terms.append((v, (self._identity(value) if found is None else found).signed(sign)))
+        is_whole = all(value.is_whole for value in values)
+        return replace(values[0], terms=tuple(terms), is_whole=is_whole)
+
+    def _alike(self, values: list[Value]) -> list[Value]:
+        """Values on one lattice, or all of them as vectors."""
+        values = [self._settled(value) for value in values]
+        return values if _are_alike(values) else [self._plain_vector(value) for value in values]
+
+    def _joint(self, node: Node, values: list[Value], operation: Joint) -> Value:
+        shapes = [self.graph.nodes[name].shape for name in node.inputs]
+        if operation.name in ENTRYWISE and set(shapes) == {node.shape}:
+            values = self._alike(values)
+            ties = torch.arange(values[0].channels)
+            together = self._beside(values, _in_order(values))
+            return self._bounded(together, values[0], 1.0, ties, ties.repeat(len(values)))
+        if operation.name != "concatenate":
+            values = [self._plain_vector(self._settled(value)) for value in values]
+            vector = _vector(math.prod(node.shape))
+            self._require_room(vector.channels)
+            return self._bounded(self._beside(values, _in_order(values)), vector, 1.0)
+        values = [self._settled(value) for value in values]
+        at = channel_axis(node.shape, values[0].axes)
+        others = {(*shape[:at], *shape[at + 1 :]) for shape in [*shapes, node.shape]}
+        if _are_alike(values) and not values[0].is_vector and at >= 0 and len(others) == 1:
+            return self._beside(values, _in_order(values))
+        return self._beside_vectors(node, values, shapes, operation)
+
+    def _beside_vectors(self, node: Node, values: list[Value], shapes: list[Shape], operation: Joint) -> Value:
+        """Entries of vectors in their places."""
+        vectors = [self._plain_vector(value) for value in values]
+        self._require_room(math.prod(node.shape))
+        starts = [0]
+        for shape in shapes:
+            starts.append(starts[-1] + math.prod(shape))
+        parts = [
+            torch.arange(start, start + math.prod(shape)).reshape(1, *shape).double()
+            for start, shape in zip(starts, shapes, strict=False)
+        ]
+        order = operation.select(parts).flatten().long()  # which entry of all is in each place
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order))
+        rows = [place[start : start + math.prod(shape)] for start, shape in zip(starts, shapes, strict=False)]
+        return self._beside(vectors, rows)
+
+    def _beside(self, values: list[Value], rows: list[Tensor]) -> Value:
+        """Channels in these rows of a larger value."""
+        total = sum(map(len, rows))
+        terms = []
+        for value, places in zip(values, rows, strict=True):
+            for v, found in value.terms:
+                one = self._identity(value) if found is None else found
+                kernel = one.kernel.movedim(1, 0) if one.adjoint else one.kernel
+                larger = kernel.new_zeros(total, *kernel.shape[1:])
+                larger[places] = kernel
+                terms.append((v, replace(one, kernel=larger.movedim(1, 0) if one.adjoint else larger)))
+        is_whole = all(value.is_whole for value in values)
+        return replace(values[0], terms=tuple(terms), channels=total, is_whole=is_whole)
+
+
+class _Matrix:
+    """What the error of a composition asks of a matrix."""
+
+    def __init__(self, matrix: Tensor, error: float) -> None:
+        rows, columns = absolute_sums(matrix)
+        self.size, self.error = min(root_up(up(rows * columns)), norm_up(matrix)), error
+
+
+def _vector(channels: int) -> Value:
+    return Value((), channels, (), ())
+
+
+def _image(shape: Shape, axes: int) -> Value:
+    return Value((), shape[-axes - 1], tuple(shape[-axes:]), (Fraction(1),) * axes)
+
+
+def _are_alike(values: list[Value]) -> bool:
+    return len({value.lattice for value in values}) == 1
+
+
+def _in_order(values: list[Value]) -> list[Tensor]:
+    """The rows of values one after the other."""
+    return list(torch.arange(sum(value.channels for value in values)).split([value.channels for value in values]))
+
+
+def _moved_on(value: Value, sizes: Shape) -> Steps:
+    """The likely distance of places after pooling, which only has to fit where values meet again."""
+    return tuple(
+        a * max(1, round(before / after)) for a, before, after in zip(value.step, value.sizes, sizes, strict=True)
+    )
