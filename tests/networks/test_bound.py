@@ -287,6 +287,17 @@ class TestSearch:
         fresh = bound_by_forms(graph, Budget(passes=0))
         assert again.upper <= first.upper * (1 + 1e-9) < fresh.upper
 
+    def test_frequencies_that_the_search_did_not_see_are_proved_too(self, monkeypatch):
+        """Far fewer than there are: multipliers grow until they hold at all of them."""
+        monkeypatch.setattr(increments, "SMALL_NETWORK", 0)
+        torch.manual_seed(0)
+        layers = [part for _ in range(4) for part in (nn.Conv1d(3, 3, 3, padding=1), nn.ReLU())]
+        model = nn.Sequential(*layers).double()
+        whole = bound_by_forms(graph_of(model, (3, 40)), Budget(passes=60)).upper
+        monkeypatch.setattr("gramcert.networks.bound.SEARCHED", 3)
+        some = bound_by_forms(graph_of(model, (3, 40)), Budget(passes=60)).upper
+        assert whole <= some * (1 + 1e-3) < 3 * whole
+
     def test_the_clock_ends_it(self):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).double()

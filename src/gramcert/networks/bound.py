@@ -22,7 +22,11 @@ from gramcert.rounding import root_up
 MARGINS = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 # Frequencies of one component that the search goes by.
-SEARCHED = 320
+SEARCHED = 640
+
+# By how much the logarithms of multipliers grow from variable to variable until they are large enough at frequencies
+# that the search did not see.
+GROWN = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
 
 # A closed form so many times above the product is not worth a descent.
 HOPELESS = 4.0
@@ -172,11 +176,14 @@ def _on_all_frequencies(program: Program, searched: Elimination) -> Elimination:
 
 
 def _proved(program: Program, elimination: Elimination, proposal: Proposal, below: float) -> Forms:
-    with torch.no_grad():
-        passed = elimination.run(proposal.parameters, math.inf)
-    if passed is None:
-        return Forms(reason="no multipliers were found")
     count = len(program.variables)
+    passed = None
+    for growth in GROWN:
+        with torch.no_grad():
+            grown = [part + growth * (count - v) for v, part in enumerate(proposal.parameters)]
+            passed = passed or elimination.run(grown, math.inf)
+    if passed is None:
+        return Forms(reason="the search did not see the worst frequencies")
     for margin in MARGINS:
         multipliers = [given * (1 + margin) ** (count - v) for v, given in enumerate(passed.multipliers)]
         upper = root_up(float(multipliers[0]))
