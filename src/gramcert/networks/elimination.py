@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gramcert.certified.frequencies import Frequencies
+from gramcert.networks.blocks import dense, factorised, is_diagonal, product, solved, total, with_rows
 from gramcert.networks.program import Program, Relation, Term
 
 # Smaller entries of a diagonal, relative to the largest, are raised to this.
@@ -26,6 +27,9 @@ LEAST_SHAPE = 1e-6
 
 # Of a form that vanishes.
 TINY = 1e-300
+
+# Orders of matrices above which only their largest eigenvalue is looked for, in so many rounds, until it is settled.
+WIDE, MOST_ROUNDS, SETTLED = 256, 100, 1e-5
 
 Factor = tuple[int, Tensor, Tensor]  # sign, A, B: the block A*B
 
@@ -37,23 +41,51 @@ class _Block:
         self.factors: list[Factor] = []
 
     def matrix(self) -> Tensor:
-        """The sum."""
+        """The sum, as a block."""
         (sign, left, right), *others = self.factors
-        total = sign * (left.mH @ right)
+        found = sign * product(left, right)
         for sign, left, right in others:
-            total = total + sign * (left.mH @ right)
-        return total
+            found = total(found, sign * product(left, right))
+        return found
 
     def scaled_spectrum(self, shape: Tensor) -> Tensor:
-        """Eigenvalues of d^(-½)Md^(-½); without zeros where the other side of the factors is smaller."""
+        """Eigenvalues of d^(-½)Md^(-½) on the diagonal of a matrix; of a wide one only the largest, others are left out.
+
+        Without zeros where the other side of the factors is smaller.
+        """
         root = shape.rsqrt()
-        rows = sum(left.shape[-2] for _, left, _ in self.factors)
-        if rows < shape.shape[0] and all(sign == 1 for sign, _, _ in self.factors):
+        if all(is_diagonal(left) for _, left, _ in self.factors):
+            matrix = self.matrix()
+            return (matrix.real if matrix.is_complex() else matrix) / shape
+        rows = sum(shape.shape[0] if is_diagonal(left) else left.shape[-2] for _, left, _ in self.factors)
+        is_flat = rows < shape.shape[0] and all(sign == 1 for sign, _, _ in self.factors)
+        if min(rows if is_flat else math.inf, shape.shape[0]) > WIDE:
+            return self._largest(root)
+        if is_flat:
             stacked = torch.cat([left for _, left, _ in self.factors], -2) * root
             found: Tensor = torch.linalg.eigvalsh(stacked @ stacked.mH)
         else:
-            found = torch.linalg.eigvalsh(root[:, None] * self.matrix() * root)
+            found = torch.linalg.eigvalsh(root[:, None] * dense(self.matrix()) * root)
         return found
+
+    def _largest(self, root: Tensor) -> Tensor:
+        """The largest eigenvalue at each frequency by power iterations, with the gradient of its Rayleigh quotient."""
+        scaled = [(sign, left * root) for sign, left, _ in self.factors]
+        count = max(left.shape[0] for _, left in scaled)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            v = torch.randn(count, len(root), dtype=root.dtype, generator=generator).to(self.factors[0][1].dtype)
+            before = torch.zeros(count, dtype=torch.float64)
+            for _ in range(MOST_ROUNDS):
+                moved = sum(sign * _times(left, _times(left, v), adjoint=True) for sign, left in scaled)
+                assert isinstance(moved, Tensor)
+                norms = moved.norm(dim=-1)
+                v = moved / norms.clamp_min(TINY)[:, None]
+                if bool((norms - before <= SETTLED * norms).all()):
+                    break
+                before = norms
+        parts = [sign * _times(left, v).abs().square().sum(-1) for sign, left in scaled]
+        return torch.stack(parts).sum(0)[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +122,7 @@ class Elimination:
         for v, variable in enumerate(program.variables):
             relation = variable.relation
             self.ties.append(relation.ties.repeat_interleave(program.order(v) // variable.channels))
-            rows = next((symbol.shape[-2] for symbol in self.symbols[v].values()), 0)
+            rows = next((symbol.shape[1] for symbol in self.symbols[v].values()), 0)
             self.source_ties.append(relation.source_ties.repeat_interleave(rows // max(1, len(relation.source_ties))))
 
     def _symbols(self, terms: tuple[Term, ...]) -> dict[int, Tensor]:
@@ -99,7 +131,7 @@ class Elimination:
         for term in terms:
             v = term.variable
             symbol = self.program.taps(term).at(self._frequencies[self.program.home[v]])
-            found[v] = found[v] + symbol if v in found else symbol
+            found[v] = total(found[v], symbol) if v in found else symbol
         return found
 
     def closed_form(self, power: float, factor: float) -> Eliminated | None:
@@ -145,7 +177,7 @@ class Elimination:
                     logarithm = size
                     continue
                 weight = relation.square * used[v][self.source_ties[v]]
-                _add(live, {j: weight.sqrt()[:, None] * symbol for j, symbol in symbols.items()}, 1)
+                _add(live, {j: with_rows(weight.sqrt(), symbol) for j, symbol in symbols.items()}, 1)
                 there = program.home[relation.terms[0].variable]
                 scales[there] = scales[there] + relation.square * (size + shape.mean()).exp()
                 continue
@@ -161,26 +193,29 @@ class Elimination:
             used[v] = given.exp() * scale
             a, b, c = relation.weights
             weight = used[v][ties]
-            kind = matrix.dtype
-            factored, failed = torch.linalg.cholesky_ex(torch.diag_embed((a * weight).to(kind)) - matrix)
-            if int(failed.max()):
+            own = (a * weight)[None].to(matrix.dtype)
+            lower, failed = factorised(total(own, -matrix))
+            if bool(failed.any()):
                 return None
             right: dict[int, Tensor] = {j: found_block.matrix() for j, found_block in beside.items()}
             if b:
                 for j, symbol in symbols.items():
-                    coupled = b * weight[:, None] * symbol
-                    right[j] = right[j] + coupled if j in right else coupled
-            solved = {j: torch.linalg.solve_triangular(factored, r, upper=False) for j, r in right.items()}
-            _add(live, solved, 1)
+                    coupled = with_rows(b * weight, symbol)
+                    right[j] = total(right[j], coupled) if j in right else coupled
+            _add(live, {j: solved(lower, r) for j, r in right.items()}, 1)
             if c:
-                root = (abs(c) * used[v][self.source_ties[v]]).sqrt()[:, None]
-                _add(live, {j: root * symbol for j, symbol in symbols.items()}, 1 if c > 0 else -1)
+                root = (abs(c) * used[v][self.source_ties[v]]).sqrt()
+                _add(live, {j: with_rows(root, symbol) for j, symbol in symbols.items()}, 1 if c > 0 else -1)
         return Eliminated(logarithm, used, found, gains)
 
     @staticmethod
     def _shape(block: _Block, relation: Relation, ties: Tensor, power: float) -> Tensor:
         """Logarithms of the largest diagonal entries of each tie to a power, 0 on average."""
-        entries = torch.stack([sign * left.abs().square().sum(-2) for sign, left, _ in block.factors]).sum(0).amax(0)
+        squares = [
+            sign * (left.abs().square() if is_diagonal(left) else left.abs().square().sum(-2))
+            for sign, left, _ in block.factors
+        ]
+        entries = sum(squares[1:], squares[0]).amax(0)
         largest = torch.zeros(relation.multipliers, dtype=torch.float64).scatter_reduce(0, ties, entries, "amax")
         logs = power * largest.clamp_min(max(TINY, LEAST_SHAPE * float(largest.max()))).log()
         return logs - logs.mean()
@@ -192,6 +227,13 @@ def _add(live: dict[tuple[int, int], _Block], factors: dict[int, Tensor], sign: 
         for j, right in factors.items():
             if i >= j:
                 live.setdefault((i, j), _Block()).factors.append((sign, left, right))
+
+
+def _times(block: Tensor, v: Tensor, *, adjoint: bool = False) -> Tensor:
+    """A block, or its adjoint, times a vector for each frequency."""
+    if is_diagonal(block):
+        return (block.conj() if adjoint else block) * v
+    return ((block.mH if adjoint else block) @ v[..., None])[..., 0]
 
 
 def _largest(spectrum: Tensor, sharpness: float) -> Tensor:

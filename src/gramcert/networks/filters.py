@@ -9,6 +9,7 @@ t^D values there, its phases: place n = t·N + p is phase p of place N. So
 tap a of phase p reads phase (s·p + a + f) mod t_x at lag ⌊(s·p + a + f)/t_x⌋.
 """
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass, replace
@@ -159,14 +160,24 @@ class Taps:
     ranges: tuple[range, ...]
     error: float
 
+    @functools.cached_property
+    def is_diagonal(self) -> bool:
+        """Whether all K_l are."""
+        _, rows, columns = self.matrices.shape
+        return rows == columns and int(self.matrices.count_nonzero()) == int(self._diagonals.count_nonzero())
+
+    @property
+    def _diagonals(self) -> Tensor:
+        return self.matrices.diagonal(dim1=-2, dim2=-1)
+
     def at(self, frequencies: Frequencies) -> Tensor:
-        """The symbol at each frequency; real without axes."""
-        count, rows, columns = self.matrices.shape
+        """The symbol at each frequency, as a block; real without axes."""
+        kept = self._diagonals if self.is_diagonal else self.matrices
         if not self.ranges:
-            return self.matrices
-        flat = self.matrices.reshape(count, -1)
+            return kept
+        flat = kept.reshape(len(kept), -1)
         cosines, sines = frequencies.waves([torch.arange(r.start, r.stop) for r in self.ranges])
-        return torch.complex(cosines @ flat, sines @ flat).reshape(-1, rows, columns)
+        return torch.complex(cosines @ flat, sines @ flat).reshape(-1, *kept.shape[1:])
 
     def amounts(self) -> Tensor:
         """Σ_l |K_l|, above the absolute values of every symbol."""

@@ -17,7 +17,7 @@ relation couples are apart, each of these components on a lattice of its own, an
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
@@ -146,6 +146,7 @@ class Program:
     variables: list[Variable]
     outputs: list[tuple[Term, ...]]
     needs: list[tuple[int, Shape, bool]]
+    _taps: dict[Term, Taps] = field(default_factory=dict)
 
     @functools.cached_property
     def components(self) -> list[Component]:
@@ -196,11 +197,12 @@ class Program:
 
     def taps(self, term: Term) -> Taps:
         """A term on the lattice of its component."""
-        phases = self.components[self.home[term.variable]].phases[term.variable]
-        stride = term.filter.stride
-        if term.filter.adjoint:
-            return term.filter.on_phases(phases)
-        return term.filter.on_phases(tuple(t // s for t, s in zip(phases, stride, strict=True)))
+        if term not in self._taps:
+            phases = self.components[self.home[term.variable]].phases[term.variable]
+            if not term.filter.adjoint:
+                phases = tuple(t // s for t, s in zip(phases, term.filter.stride, strict=True))
+            self._taps[term] = term.filter.on_phases(phases)
+        return self._taps[term]
 
     def _component(self, group: list[int]) -> Component:
         steps = [self.variables[v].step for v in group]

@@ -14,6 +14,18 @@ semidefinite. It is scaled by powers of two to a diagonal near 1, which rounds n
 * the rounding of the factorisation, which is the conventional one of the whole matrix in another order of its rows
 
 taken off its diagonal. The search is not trusted with anything: multipliers are checked to be finite and not negative.
+
+**Cells.** A torus of many frequencies is not looked at one by one; P >= 0 is shown for all ω there are. Let -m be the
+least eigenvalue of all P(ω), at ω* with the unit vector v, and suppose m > 0. The variables have k colours so that none
+is coupled to another of its colour. With the k-th roots of unity as signs of the colours, the mean of k matrices that
+are unitarily equivalent to P(ω) is its block diagonal, so P(ω) <= k·β + (k-1)·m, β being above its diagonal blocks. So
+g(ω) = v*P(ω)v is between -m and kβ + (k-1)m. On the line through ω* and the centre c of the cell that ω* lies in, g is
+of exponential type, with θ = Σ d_j|c_j - ω*_j| at c, d_j being the largest lag in P on axis j. A function of such a type
+leaves its minimum no faster than a cosine between the same bounds (Duffin and Schaeffer 1938), therefore
+
+    λ_min(P(c)) <= g(c) <= -m + k(β + m)·sin²(θ/2).
+
+If P(c) >= kβ·sin²(θ/2) was proved, and k·sin²(θ/2) < 1, that is a contradiction. Cells where it cannot be are split.
 """
 
 import math
@@ -22,9 +34,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramcert.certified.frequencies import Frequencies
+from gramcert.certified.frequencies import Cells, Frequencies
+from gramcert.networks.blocks import factorised, is_diagonal, product, solved, total, with_rows
 from gramcert.networks.filters import Taps
-from gramcert.networks.program import Component, Program, Term
+from gramcert.networks.pattern import Pattern, parts_of
+from gramcert.networks.program import Component, Program
 from gramcert.progress import Report, silent
 from gramcert.rounding import (
     TWIDDLE_ERROR,
@@ -34,6 +48,7 @@ from gramcert.rounding import (
     diagonal_error,
     gamma,
     root_up,
+    sum_up,
     total_up,
     underflow,
     up,
@@ -41,6 +56,10 @@ from gramcert.rounding import (
 
 # Bytes of matrices that are factorised at a time.
 BATCH_BYTES = 2**27
+
+# From so many frequencies on, cells take their place: the radius of the first, how often they are split, and how many
+# are looked at.
+MANY_FREQUENCIES, FIRST_RADIUS, MOST_SPLITS, MOST_CELLS = 8192, 0.2, 6, 2**15
 
 # Multipliers and weights of relations are 0 or between these, so that no product of two of them leaves the numbers of
 # full precision: rounding is charged relative to what was rounded.
@@ -59,8 +78,17 @@ class _Sum:
     weights: Tensor
 
 
-def is_proved(program: Program, multipliers: list[Tensor], report: Report = silent) -> bool:
-    """Whether every component was proved; the first multiplier is ρ, about which the proof is."""
+def is_proved(
+    program: Program,
+    multipliers: list[Tensor],
+    report: Report = silent,
+    missed: dict[int, Frequencies] | None = None,
+) -> bool:
+    """Whether every component was proved; the first multiplier is ρ, about which the proof is.
+
+    ``missed`` is told at which frequencies of a component P was not found to be positive, so that a search may look
+    there too.
+    """
     if len(multipliers) != len(program.variables):
         return False
     for variable, given in zip(program.variables, multipliers, strict=True):
@@ -71,12 +99,15 @@ def is_proved(program: Program, multipliers: list[Tensor], report: Report = sile
         low, high = variable.relation.slopes or (0.0, 0.0)
         if low and high and not variable.relation.weights[2]:  # their product was lost
             return False
-    total = len(program.components)
+    count = len(program.components)
     for number, component in enumerate(program.components):
-        report("proof of the forms", number, total)
-        if not _Proof(program, component, multipliers).holds():
+        report("proof of the forms", number, count)
+        failed = _Proof(program, component, multipliers).failure()
+        if failed is not None:
+            if missed is not None and len(failed):
+                missed[number] = failed
             return False
-    report("proof of the forms", total, total)
+    report("proof of the forms", count, count)
     return True
 
 
@@ -91,62 +122,97 @@ class _Proof:
         self.is_complex = bool(component.sizes)
         self.sums: list[_Sum] = []  # subtracted
         self.coupled: list[tuple[int, _Sum]] = []
-        weighted: dict[int, Tensor] = {}
-        for v, variable in enumerate(program.variables):
-            relation, given = variable.relation, multipliers[v]
-            a, b, c = relation.weights
-            at_y = given[relation.ties].repeat_interleave(self._phases(v, variable.channels))
-            if v in component.variables:
-                weighted[v] = a * at_y
-            if not relation.terms or program.home[relation.terms[0].variable] != program.components.index(component):
+        for part in parts_of(program, component):
+            if part.variable is None:
+                self.sums.append(_Sum(part.terms, torch.ones(part.rows, dtype=torch.float64)))
                 continue
-            terms = self._taps(relation.terms)
-            rows = next(iter(terms.values()))[0].matrices.shape[1]
-            at_s = given[relation.source_ties].repeat_interleave(rows // len(relation.source_ties))
+            relation, given = program.variables[part.variable].relation, multipliers[part.variable]
+            _, b, c = relation.weights
+            at_s = given[relation.source_ties].repeat_interleave(part.rows // len(relation.source_ties))
             if c and bool(at_s.any()):
-                self.sums.append(_Sum(terms, c * at_s))
-            if b and bool(at_y.any()):
-                self.coupled.append((v, _Sum(terms, b * at_y)))
-        for output in program.outputs:
-            if program.home[output[0].variable] == program.components.index(component):
-                terms = self._taps(output)
-                rows = next(iter(terms.values()))[0].matrices.shape[1]
-                self.sums.append(_Sum(terms, torch.ones(rows, dtype=torch.float64)))
+                self.sums.append(_Sum(part.terms, c * at_s))
+            if b and bool(given.any()):
+                self.coupled.append((part.variable, _Sum(part.terms, b * self._spread(part.variable, given))))
         # What has no multiplier and is in no sum is not in P.
         occurring = {v for part in self.sums for v in part.terms} | {v for _, part in self.coupled for v in part.terms}
-        self.weighted = {v: values for v, values in weighted.items() if bool(values.any()) or v in occurring}
-        self.start, self.order = {}, 0
-        for v, values in self.weighted.items():
-            self.start[v] = self.order
-            self.order += len(values)
+        self.weighted: dict[int, Tensor] = {}
+        for v in component.variables:
+            values = program.variables[v].relation.weights[0] * self._spread(v, multipliers[v])
+            if bool(values.any()) or v in occurring:
+                self.weighted[v] = values
+        self.order = sum(map(len, self.weighted.values()))
 
-    def _phases(self, v: int, channels: int) -> int:
-        return self.program.order(v) // channels
+    def _spread(self, v: int, given: Tensor) -> Tensor:
+        """Multipliers of a variable, for each of its entries."""
+        variable = self.program.variables[v]
+        return given[variable.relation.ties].repeat_interleave(self.program.order(v) // variable.channels)
 
-    def _taps(self, terms: tuple[Term, ...]) -> dict[int, list[Taps]]:
-        found: dict[int, list[Taps]] = {}
-        for term in terms:
-            found.setdefault(term.variable, []).append(self.program.taps(term))
-        return found
-
-    def holds(self) -> bool:
-        """Whether P >= 0 was proved at every frequency."""
+    def failure(self) -> Frequencies | None:
+        """Where P >= 0 was not proved; ``None`` if it was everywhere."""
+        nowhere = self.component.frequencies[:0]
         if not self.order:
-            return True
+            return None
         if any(not bool((values > 0).all()) for values in self.weighted.values()):
-            return False
+            return nowhere
         # 2^-round(log₂(d)/2): a diagonal of 1 to within a factor of 2.
         self.scale = {v: torch.exp2(-(values.log2() / 2).round()) for v, values in self.weighted.items()}
         error = self._error()
         if not error < 1:
-            return False
-        held = sum(len(values) for values in self.weighted.values()) * max(map(len, self.weighted.values()))
-        batch = max(1, BATCH_BYTES // (64 * held))
-        pieces = self.component.frequencies.split(batch) if self.is_complex else [self.component.frequencies]
-        return all(self._is_positive(piece, error) for piece in pieces)
+            return nowhere
+        pattern = Pattern(self.program, self.component)
+        self.sequence = [v for v in pattern.elimination()[0] if v in self.weighted]
+        widest = max(map(len, self.weighted.values()))
+        self.batch = max(1, BATCH_BYTES // (64 * self.order * widest))
+        if self.component.count > MANY_FREQUENCIES:
+            return self._on_cells(error, pattern.colours())
+        for piece in self.component.frequencies.split(self.batch) if self.is_complex else [self.component.frequencies]:
+            held = self._is_positive(piece, error)
+            if not bool(held.all()):
+                return piece[~held]
+        return None
 
-    def _block(self, v: int) -> slice:
-        return slice(self.start[v], self.start[v] + len(self.weighted[v]))
+    def _on_cells(self, error: float, colours: int) -> Frequencies | None:
+        """The same for all frequencies there are."""
+        level = up(colours * self._largest_block())
+        cells, looked = Cells.cover(self._degrees(), FIRST_RADIUS), 0
+        for _ in range(MOST_SPLITS):
+            looked += len(cells)
+            if looked > MOST_CELLS:
+                break
+            sine = up(math.sin(up(cells.radius / 2)))
+            square = up(sine * sine)
+            if colours * square < 1:
+                shift = up(error + up(level * square))
+                held = torch.cat([self._is_positive(piece, shift) for piece in cells.centres.split(self.batch)])
+                if bool(held.all()):
+                    return None
+                cells = cells.choose(~held)
+            cells = cells.split()
+        return cells.centres
+
+    def _degrees(self) -> list[float]:
+        """The largest lag in P on each axis."""
+        found = [1.0] * len(self.component.sizes)
+        for part, is_sum in [(part, True) for part in self.sums] + [(part, False) for _, part in self.coupled]:
+            for axis in range(len(found)):
+                lags = [tap.ranges[axis] for taps in part.terms.values() for tap in taps]
+                least, most = min(lag.start for lag in lags), max(lag.stop - 1 for lag in lags)
+                found[axis] = max(found[axis], float(most - least if is_sum else max(-least, most)))
+        return found
+
+    def _largest_block(self) -> float:
+        """Above all eigenvalues of the diagonal blocks of P, at every frequency."""
+        largest = 0.0
+        for v, values in self.weighted.items():
+            parts = [float((values * self.scale[v].square()).max())]
+            for part in self.sums:  # with a negative weight they are added
+                weight = -float(part.weights.min())
+                if v in part.terms and weight > 0:
+                    amounts = sum(tap.amounts() for tap in part.terms[v]) * self.scale[v]
+                    assert isinstance(amounts, Tensor)
+                    parts.append(up(weight * up(math.prod(absolute_sums(amounts)))))
+            largest = max(largest, sum_up(parts))
+        return up(largest * (1 + 4 * gamma(self.order + 64)))
 
     def _symbols(self, part: _Sum, frequencies: Frequencies) -> dict[int, Tensor]:
         """Of each variable, its columns scaled."""
@@ -154,7 +220,7 @@ class _Proof:
         for v, taps in part.terms.items():
             symbol = taps[0].at(frequencies)
             for further in taps[1:]:
-                symbol = symbol + further.at(frequencies)
+                symbol = total(symbol, further.at(frequencies))
             found[v] = symbol * self.scale[v]
         return found
 
@@ -163,47 +229,45 @@ class _Proof:
         kind = torch.complex128 if self.is_complex else torch.float64
         blocks: dict[tuple[int, int], Tensor] = {}
         for v, values in self.weighted.items():
-            diagonal = (values * self.scale[v].square()).to(kind)
-            blocks[v, v] = torch.diag_embed(diagonal.expand(len(frequencies), -1))
+            blocks[v, v] = (values * self.scale[v].square()).to(kind).expand(len(frequencies), -1)
         for y, part in self.coupled:
-            rows = (part.weights * self.scale[y])[:, None]
+            rows = part.weights * self.scale[y]
             for v, symbol in self._symbols(part, frequencies).items():
-                _subtract(blocks, (y, v), rows * symbol)
+                _subtract(blocks, (y, v), with_rows(rows, symbol))
         for part in self.sums:
             symbols = self._symbols(part, frequencies)
             for i, left in symbols.items():
-                weighted = left.mH * part.weights
+                weighted = with_rows(part.weights, left)
                 for j, right in symbols.items():
                     if i >= j:
-                        _subtract(blocks, (i, j), weighted @ right)
+                        _subtract(blocks, (i, j), product(weighted, right))
         return blocks
 
     def _error(self) -> float:
         """What P as it is stored may be away from the true one, in norm."""
-        amounts = torch.zeros(self.order, self.order, dtype=torch.float64)
+        amounts = {v: values * self.scale[v].square() for v, values in self.weighted.items()}  # row sums of A
         lags, rows, apart = 1, 1, 0.0
-        for v, values in self.weighted.items():
-            amounts.diagonal()[self._block(v)] += values * self.scale[v].square()
         for part, y in [(part, None) for part in self.sums] + [(part, y) for y, part in self.coupled]:
-            absolute = {v: sum(tap.amounts() for tap in taps) * self.scale[v] for v, taps in part.terms.items()}
             lags = max(lags, max(len(tap.matrices) for taps in part.terms.values() for tap in taps))
             rows = max(rows, len(part.weights) + sum(map(len, part.terms.values())))
             apart = up(apart + self._distance(part, y))
-            weights = part.weights.abs()
-            for i, left in absolute.items():
-                if y is not None:
-                    block = (weights * self.scale[y])[:, None] * left
-                    amounts[self._block(y), self._block(i)] += block
-                    amounts[self._block(i), self._block(y)] += block.T
-                    continue
-                for j, right in absolute.items():
-                    amounts[self._block(i), self._block(j)] += (left.T * weights) @ right
+            absolute = {v: sum(tap.amounts() for tap in taps) * self.scale[v] for v, taps in part.terms.items()}
+            weights = part.weights.abs() * (1.0 if y is None else self.scale[y])
+            across = torch.zeros(len(weights), dtype=torch.float64)
+            for one in absolute.values():
+                across += one.sum(1)
+            if y is not None:
+                amounts[y] = amounts[y] + weights * across
+                across.fill_(1.0)
+            for v, one in absolute.items():
+                amounts[v] = amounts[v] + one.T @ (weights * across)
         parts = len(self.sums) + 2 * len(self.coupled) + 2
         # A symbol: sums over lags of stored numbers times twiddles, in two parts. A product has two of them, and is a
         # sum over rows of products with weights that were rounded a few times; parts of P are added one by one.
         symbol = up(complex_gamma(lags + 8) + 2 * TWIDDLE_ERROR)
         relative = up(up(4 * symbol) + up(2 * complex_gamma(rows + parts + 32)))
-        size = up(total_up(amounts) * (1 + 4 * gamma(rows + parts + lags + 32)))
+        largest = max(float(sums.max()) for sums in amounts.values())
+        size = up(largest * (1 + 4 * gamma(2 * self.order + rows + parts + lags + 32)))
         lost = up(UNDERFLOW + underflow(64 * self.order * (rows + lags + parts)))
         return up(up(relative * size) + up(apart + lost))
 
@@ -223,35 +287,49 @@ class _Proof:
             return up(2 * up(float((part.weights.abs() * self.scale[y]).max()) * error))
         return up(float(part.weights.abs().max()) * up(up(2 * up(size * error)) + up(error * error)))
 
-    def _is_positive(self, frequencies: Frequencies, error: float) -> bool:
-        """A factorisation from the last variable to the first: that of one matrix, but for blocks that stay zero."""
+    def _is_positive(self, frequencies: Frequencies, error: float) -> Tensor:
+        """At which of them: a factorisation of one matrix in this order of its rows, but for blocks that stay zero."""
         blocks = self._matrix(frequencies)
-        diagonals = [block.diagonal(dim1=-2, dim2=-1) for (i, j), block in blocks.items() if i == j]
-        real = torch.cat([part.real if self.is_complex else part for part in diagonals], -1)
+        diagonals = {v: blocks[v, v] for v in self.weighted}
+        entries = [block if is_diagonal(block) else block.diagonal(dim1=-2, dim2=-1) for block in diagonals.values()]
+        real = torch.cat([part.real if self.is_complex else part for part in entries], -1)
         largest = float(real.abs().max())
         trace = up(total_up(real.clamp_min(0)) + self.order * diagonal_error(largest, torch.float64))
         factorising = cholesky_error(self.order, trace, torch.float64, is_complex=self.is_complex)
         shift = up(up(error + factorising) + diagonal_error(largest + 1, torch.float64))
-        if not shift < 1:
-            return False
-        for diagonal in diagonals:
-            diagonal.sub_(shift)
-        for v in sorted(self.weighted, reverse=True):
-            factor, failed = torch.linalg.cholesky_ex(blocks.pop((v, v)))
-            if int(failed.abs().max()):
-                return False
-            beside = {j: blocks.pop((i, j)) for i, j in list(blocks) if i == v}
-            solved = {j: torch.linalg.solve_triangular(factor, block, upper=False) for j, block in beside.items()}
-            for i, left in solved.items():
-                for j, right in solved.items():
+        held = torch.full((len(frequencies),), shift < 1)
+        for v, block in diagonals.items():
+            if is_diagonal(block):
+                blocks[v, v] = block - shift
+            else:
+                block.diagonal(dim1=-2, dim2=-1).sub_(shift)
+        for v in self.sequence:
+            factor, failed = factorised(blocks.pop((v, v)))
+            held &= ~failed
+            if not bool(held.any()):
+                break
+            beside = {}
+            for i, j in list(blocks):
+                if v in (i, j):
+                    block = blocks.pop((i, j))
+                    beside[j if i == v else i] = block if i == v else _adjoint(block)
+            rows = {j: solved(factor, block) for j, block in beside.items()}
+            for i, left in rows.items():
+                for j, right in rows.items():
                     if i >= j:
-                        _subtract(blocks, (i, j), left.mH @ right)
-        return True
+                        _subtract(blocks, (i, j), product(left, right))
+        return held
+
+
+def _adjoint(block: Tensor) -> Tensor:
+    return block.conj() if is_diagonal(block) else block.mH
 
 
 def _subtract(blocks: dict[tuple[int, int], Tensor], at: tuple[int, int], part: Tensor) -> None:
     """From a block, which is zero if it is not there."""
-    if at in blocks:
-        blocks[at] -= part
-    else:
+    if at not in blocks:
         blocks[at] = -part
+    elif is_diagonal(blocks[at]) or is_diagonal(part):
+        blocks[at] = total(blocks[at], -part)
+    else:
+        blocks[at] -= part
