@@ -29,14 +29,25 @@ def forms_of(model, shape, passes=30):
     return bound_by_forms(graph_of(model, shape), Budget(passes=passes))
 
 
-# Each is traced and audited, which takes a second; in four tests, 5,000 with `make test-slow`.
-EXAMPLES = 15 if settings.default.max_examples <= 80 else 1250
+# Each is traced and audited, which takes a second; in seven tests, 5,250 with `make test-slow`.
+EXAMPLES = 15 if settings.default.max_examples <= 80 else 750
 
+# Ways that only large networks take, forced on small ones.
+IMAGES = {"increments.SMALL_NETWORK": 0}
 DESCRIBED = {
-    "images": {"SMALL_NETWORK": 0},
-    "cut at strides": {"SMALL_NETWORK": 0, "WORTH_COUPLING": 0.0},
+    "images": IMAGES,
+    "cut at strides": IMAGES | {"coupling.WORTH_COUPLING": 0.0},
+    "cut wherever it can be": IMAGES | {"bound.MOST_COUPLED": 0.0, "coupling.WORTH_COUPLING": 0.0},
+    "cells": IMAGES | {"program.MANY_FREQUENCIES": 0},
+    "few frequencies, wide matrices": IMAGES
+    | {"bound.SEARCHED": 3, "bound.LEAST_SEARCHED": 2, "elimination.WIDE": 0, "elimination.BATCH_ENTRIES": 50},
     "vectors": {},
 }
+
+
+def describe(patched, described):
+    for name, value in DESCRIBED[described].items():
+        patched.setattr(f"gramcert.networks.{name}", value)
 
 
 class TestAreAboveTheTruth:
@@ -54,8 +65,7 @@ class TestAreAboveTheTruth:
     def test_images(self, described, drawn):
         model, shape = drawn
         with pytest.MonkeyPatch.context() as patched:
-            for name, value in DESCRIBED[described].items():
-                patched.setattr(increments, name, value)
+            describe(patched, described)
             found = gramcert.audit(model, shape, tol=1e-2)
         assert largest_gain(model, shape) <= found.upper * (1 + ROUNDING)
         assert found.upper <= found.product
@@ -263,7 +273,7 @@ class TestRefusals:
         ("model", "shape", "reason"),
         [
             (nn.Sequential(nn.Linear(3, 2)), (3,), "norms say all"),
-            (nn.Sequential(nn.Linear(9000, 2), nn.ReLU(), nn.Linear(2, 2)), (9000,), "9000 entries"),
+            (nn.Sequential(nn.Linear(140000, 2), nn.ReLU(), nn.Linear(2, 2)), (140000,), "140000 entries"),
         ],
     )
     def test_say_why(self, model, shape, reason):
@@ -311,8 +321,10 @@ class TestSearch:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).double()
         bound_by_forms(graph_of(model, (8,)), Budget(passes=5, report=lambda *facts: told.append(facts)))
-        assert told
-        assert all(what.startswith("forms: ") and done <= total == 5 for what, done, total in told)
+        searched = [(done, total) for what, done, total in told if what.startswith("forms: ")]
+        assert searched
+        assert all(done <= total == 5 for done, total in searched)
+        assert told[-1] == ("proof of the forms", 1, 1)
 
     @given(seed=st.integers(0, 100))
     @settings(max_examples=5)

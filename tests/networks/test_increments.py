@@ -139,7 +139,7 @@ def test_strides_make_phases_or_cuts(monkeypatch):
     ).double()
     together = program(model, (1, 8, 8))
     assert [together.order(v) for v in together.components[0].variables] == [4, 8, 2]
-    monkeypatch.setattr(increments, "WORTH_COUPLING", 0.0)
+    monkeypatch.setattr("gramcert.networks.coupling.WORTH_COUPLING", 0.0)
     assert len(program(model, (1, 8, 8)).components) == 2
 
 

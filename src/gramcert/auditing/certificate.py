@@ -23,7 +23,7 @@ from gramcert.networks.bound import Forms, is_proved_by
 from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
 from gramcert.operators.linear import LinearMap
 from gramcert.operators.measurement import Measured, Measurement, Norm
-from gramcert.operators.propagation import Followed, Follower, Plan, Step
+from gramcert.operators.propagation import Followed, Follower, Measure, Plan, Step
 from gramcert.rounding import root_up
 
 FORMAT = "gramcert certificate 3"
@@ -98,10 +98,10 @@ class FormClaim:
         """As JSON."""
         return {"multipliers": [list(part) for part in self.multipliers], "shifts": list(self.shifts)}
 
-    def is_proved(self, graph: Graph) -> bool:
-        """By these multipliers."""
+    def is_proved(self, graph: Graph, norms: dict[str, float]) -> bool:
+        """By these multipliers, and by norms that are proved elsewhere."""
         multipliers = [torch.tensor(part, dtype=torch.float64) for part in self.multipliers]
-        return is_proved_by(graph, multipliers, list(self.shifts))
+        return is_proved_by(graph, multipliers, list(self.shifts), norms)
 
 
 def best(followed: Followed, forms: FormClaim | None) -> tuple[float, dict[str, float]]:
@@ -167,18 +167,23 @@ def claimed_steps(plan: Plan) -> list[Step]:
     return [step for step in plan.steps if not (isinstance(step.measurement, Norm) and step.measurement.map.is_part)]
 
 
-def follow(plan: Plan, claims: list[Claim]) -> Followed:
-    """The constants that follow from claims."""
+def claimed(plan: Plan, claims: list[Claim]) -> Measure:
+    """Claims in place of measurements."""
     steps = claimed_steps(plan)
     uppers = {id(step.measurement): claim.upper for step, claim in zip(steps, claims, strict=True)}
 
-    def claimed(measurement: Measurement) -> Measured:
+    def look_up(measurement: Measurement) -> Measured:
         if id(measurement) in uppers:
             return Measured(None, uppers[id(measurement)], "claim")
         assert isinstance(measurement, Norm)
         return Measured(None, measurement.map.size, "entries that change places or are left out")
 
-    return Follower(plan, claimed).run()
+    return look_up
+
+
+def follow(plan: Plan, claims: list[Claim]) -> Followed:
+    """The constants that follow from claims."""
+    return Follower(plan, claimed(plan, claims)).run()
 
 
 def node_facts(node: Node) -> dict[str, Any]:

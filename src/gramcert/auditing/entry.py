@@ -33,12 +33,12 @@ from gramcert.networks.bound import Forms, bound_by_forms
 from gramcert.networks.search import LAST_SHARPNESS, Budget, Proposal
 from gramcert.operators.linear import Move
 from gramcert.operators.measurement import Measured, Measurement
-from gramcert.operators.propagation import Followed, Follower, Plan
+from gramcert.operators.propagation import Followed, Follower, Plan, known_norms
 from gramcert.progress import Report, silent
 from gramcert.rounding import checked_arithmetic
 
 # Changes whenever a search could not go on from what an earlier version left in a cache.
-SEARCH_FORMAT = "forms 1"
+SEARCH_FORMAT = "forms 2"
 
 # Seconds between two states of a search that are kept.
 KEPT_EVERY = 2.0
@@ -146,7 +146,7 @@ def audit(
         for step in plan.steps
         if (found := look_up(step.measurement)).profile
     )
-    forms = _forms(plan, followed, search_seconds, kept, report)
+    forms = _forms(plan, followed, known_norms(plan, look_up), search_seconds, kept, report)
     claim = FormClaim.of(forms)
     upper, outputs = best(followed, claim)
     result = Audit(
@@ -171,7 +171,9 @@ def audit(
     return result
 
 
-def _forms(plan: Plan, followed: Followed, seconds: float, cache: Cache, report: Report) -> Forms:
+def _forms(
+    plan: Plan, followed: Followed, norms: dict[str, float], seconds: float, cache: Cache, report: Report
+) -> Forms:
     """The constant by forms, where it is below the product; the search goes on from what the cache has."""
     if not 0 < followed.upper < math.inf:
         return Forms(reason="unbounded" if followed.upper else "it does not depend on its input")
@@ -196,8 +198,9 @@ def _forms(plan: Plan, followed: Followed, seconds: float, cache: Cache, report:
         parameters = [part.tolist() for part in proposal.parameters]
         cache.write(key, {"parameters": parameters, "sharpness": proposal.sharpness, "shifts": list(proposal.shifts)})
 
+    budget = Budget(seconds, report=report)
     with checked_arithmetic("audit"):
-        return bound_by_forms(plan.graph, Budget(seconds, report=report), below=followed.upper, start=start, keep=keep)
+        return bound_by_forms(plan.graph, budget, below=followed.upper, norms=norms, start=start, keep=keep)
 
 
 def _blocks(plan: Plan, followed: Followed, forms: Forms) -> tuple[FormBlock, ...]:

@@ -10,7 +10,17 @@ import torch
 from torch import nn
 
 from gramcert.auditing.cache import unpack
-from gramcert.auditing.certificate import Claim, FormClaim, best, claimed_steps, follow, node_facts, seal, step_facts
+from gramcert.auditing.certificate import (
+    Claim,
+    FormClaim,
+    best,
+    claimed,
+    claimed_steps,
+    follow,
+    node_facts,
+    seal,
+    step_facts,
+)
 from gramcert.auditing.certificate import certificate as anew
 from gramcert.auditing.findings import UNBOUNDED
 from gramcert.auditing.fixing import Fix
@@ -21,7 +31,7 @@ from gramcert.auditing.written import BadCertificate, Written
 from gramcert.certified.deployed import ResidualParts
 from gramcert.operators.graph import Graph
 from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
-from gramcert.operators.propagation import Follower, Plan, Step
+from gramcert.operators.propagation import Follower, Plan, Step, known_norms
 from gramcert.progress import Report, silent
 from gramcert.rounding import checked_arithmetic
 
@@ -157,7 +167,7 @@ def verify(
             checks.append(_checked(claim, step.measurement, label))
         if written.forms is not None:
             report("forms", len(steps), len(steps))
-            checks.append(_checked_forms(written.forms, graph))
+            checks.append(_checked_forms(written.forms, plan, written.claims))
         problems = [f"{check.name}: {check.problem}" for check in checks if check.problem]
         followed = follow(plan, written.claims)
         upper, reasons = best(followed, written.forms)[0], tuple(dict.fromkeys(followed.reasons))
@@ -239,12 +249,13 @@ def _checked(claim: Claim, measurement: Measurement, name: str) -> Check:
     return Check(name, claim.upper, found.method, problem, time.perf_counter() - start)
 
 
-def _checked_forms(forms: FormClaim, graph: Graph) -> Check:
+def _checked_forms(forms: FormClaim, plan: Plan, claims: list[Claim]) -> Check:
     """The multipliers are not trusted, and no search is repeated."""
     start = time.perf_counter()
     try:
         with checked_arithmetic("verify"):
-            proved, method = forms.is_proved(graph), "factorisations of the forms"
+            norms = known_norms(plan, claimed(plan, claims))
+            proved, method = forms.is_proved(plan.graph, norms), "factorisations of the forms"
     except Exception as error:  # as for claims
         proved, method = False, f"the claim cannot be used ({type(error).__name__}: {str(error)[:120]})"
     problem = "" if proved else f"its multipliers do not prove that it is at most {forms.upper!r}"

@@ -73,7 +73,8 @@ def lipschitz_bound(
     if input_size is None and input_shape is None:  # forms need shapes
         return product
     with checked_arithmetic(call):
-        return min(product, bound_by_forms(network.plan.graph, Budget(passes=PASSES), below=product).upper)
+        forms = bound_by_forms(network.plan.graph, Budget(passes=PASSES), below=product, norms=network.norms)
+        return min(product, forms.upper)
 
 
 def _graph(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[int] | Tensor | None) -> Graph:

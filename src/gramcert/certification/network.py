@@ -46,7 +46,8 @@ class CertifiedNetwork:
         before = Graph(graph.nodes, {"features": self._features}, [], graph.types)
         network = Network(call, before, report)
         product = network.follow().upper
-        self.lipschitz = min(product, bound_by_forms(network.plan.graph, Budget(passes=PASSES), below=product).upper)
+        forms = bound_by_forms(network.plan.graph, Budget(passes=PASSES), below=product, norms=network.norms)
+        self.lipschitz = min(product, forms.upper)
         try:
             self._evaluation = Evaluation(network.plan, network.measure)
         except NotEvaluatedError as error:

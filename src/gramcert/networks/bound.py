@@ -1,28 +1,33 @@
 """The constant of a network by forms: multipliers are searched for, then proved, and only the proof counts."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gramcert.networks.elimination import Elimination
+from gramcert.networks.coupling import MOST_COUPLED
+from gramcert.networks.elimination import Eliminated, Elimination
 from gramcert.networks.filters import NotDescribedError
 from gramcert.networks.increments import program_of
-from gramcert.networks.program import Program
+from gramcert.networks.pattern import Pattern
+from gramcert.networks.program import MANY_FREQUENCIES, Program
 from gramcert.networks.proof import is_proved
 from gramcert.networks.search import Budget, Keep, Proposal, closed_form, descend
 from gramcert.operators.composition import is_identity
 from gramcert.operators.graph import Graph, Joint, Nonlinear, Sum
 from gramcert.operators.linear import LinearMap
+from gramcert.progress import Report
 from gramcert.rounding import root_up
 
-# What is added, relative and once more for each variable, until the proof succeeds.
+# What is added, relative and once more for each variable, until the proof succeeds; fewer trials where each takes
+# long, and larger ones where cells stand for more frequencies than there are.
 MARGINS = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+FEW_MARGINS, MARGINS_OF_CELLS = (1e-5, 1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
 
-# Frequencies of one component that the search goes by.
-SEARCHED = 640
+# Frequencies of one component that the search goes by, at most and at least, and operations that one pass may take.
+SEARCHED, LEAST_SEARCHED, PASS_OPERATIONS = 640, 8, 3e10
 
 # By how much the logarithms of multipliers grow from variable to variable until they are large enough at frequencies
 # that the search did not see.
@@ -31,11 +36,12 @@ GROWN = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
 # A closed form so many times above the product is not worth a descent.
 HOPELESS = 4.0
 
-# By how much the logarithm of the closed form has to fall, so that the search is likely to end lower too.
-WORTH_SHIFTING = 0.02
+# By how much the logarithm of the closed form has to fall, so that the search is likely to end lower too, and the
+# components up to which each is tried alone.
+WORTH_SHIFTING, FEW_COMPONENTS = 0.02, 8
 
 # Entries that may be held, four times as many for a pass with gradients, and operations that a proof may take.
-MOST_HELD, MOST_OPERATIONS = 1e8, 4e12
+MOST_HELD, MOST_OPERATIONS = 1.5e8, 8e12
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ def bound_by_forms(
     budget: Budget,
     *,
     below: float = math.inf,
+    norms: Mapping[str, float] | None = None,
     start: Callable[[], Proposal | None] = lambda: None,
     keep: Keep = lambda _: None,
 ) -> Forms:
@@ -86,29 +93,30 @@ def bound_by_forms(
         graph: without nodes that no output needs.
         budget: for the descent from the closed form.
         below: what the constant has to be below to be of use.
+        norms: proved ones of linear maps, by their nodes, for those that are too large for a form.
         start: an earlier proposal to go on from.
         keep: told of proposals to go on from.
     """
     if not is_worth_trying(graph):
         return Forms(reason="norms say all that there is")
     try:
-        program = program_of(graph)
-        _require_room(program)
+        costs = _described(graph, norms)
     except NotDescribedError as error:
         return Forms(reason=str(error))
-    elimination, proposal = _going_on(program, start()) or _shifted(program)
+    elimination, proposal = _going_on(costs, start()) or _shifted(costs)
     if proposal is None:
         return Forms(reason="no multipliers were found")
-    if proposal.logarithm < 2 * math.log(HOPELESS * below):
+    if costs.can_descend and proposal.logarithm < 2 * math.log(HOPELESS * below):
         proposal = descend(elimination, proposal, budget, keep)
-    return _proved(program, _on_all_frequencies(program, elimination), proposal, below)
+    return _proved(costs, elimination, proposal, below, budget.report)
 
 
-def is_proved_by(graph: Graph, multipliers: list[Tensor], shifts: list[bool]) -> bool:
+def is_proved_by(
+    graph: Graph, multipliers: list[Tensor], shifts: list[bool], norms: Mapping[str, float] | None = None
+) -> bool:
     """Whether these prove that the root of the first multiplier is a constant."""
     try:
-        program = program_of(graph)
-        _require_room(program)
+        program = _described(graph, norms).program
     except NotDescribedError:
         return False
     return program.shift(shifts) and is_proved(program, multipliers)
@@ -117,9 +125,7 @@ def is_proved_by(graph: Graph, multipliers: list[Tensor], shifts: list[bool]) ->
 def proof_operations(graph: Graph) -> float:
     """About what one proof takes; ``inf`` where forms do not reach."""
     try:
-        program = program_of(graph)
-        _require_room(program)
-        return _operations(program)
+        return _described(graph, None).of_proof
     except NotDescribedError:
         return math.inf
 
@@ -135,17 +141,21 @@ def is_worth_trying(graph: Graph) -> bool:
     return maps > 1 and any(isinstance(node.operation, Nonlinear) for node in graph.nodes.values())
 
 
-def _shifted(program: Program) -> tuple[Elimination, Proposal | None]:
+def _shifted(costs: "Costs") -> tuple[Elimination, Proposal | None]:
     """The closed form on the frequencies of each component that suit it better."""
-    elimination = Elimination(program, SEARCHED)
-    best = closed_form(elimination)
-    chosen = [False] * len(program.components)
-    for number, component in enumerate(program.components):
-        if best is None or best.closed is None or not component.can_be_shifted:
+    program, elimination = costs.program, costs.elimination()
+    few = None if elimination.has_all else closed_form(costs.elimination(LEAST_SEARCHED))
+    best = closed_form(elimination, few.closed if few is not None else None)
+    count = len(program.components)
+    chosen = [False] * count
+    can_be = [component.can_be_shifted for component in program.components]
+    alone = [[number == other and can_be[number] for other in range(count)] for number in range(count)]
+    for added in alone if count <= FEW_COMPONENTS else [can_be]:
+        if best is None or best.closed is None or not any(added):
             continue
-        tried = [is_shifted or number == other for other, is_shifted in enumerate(chosen)]
+        tried = [one or other for one, other in zip(chosen, added, strict=True)]
         program.shift(tried)
-        other = Elimination(program, SEARCHED)
+        other = costs.elimination()
         found = closed_form(other, best.closed)
         if found is not None and found.logarithm < best.logarithm - WORTH_SHIFTING:
             elimination, best, chosen = other, found, tried
@@ -153,14 +163,15 @@ def _shifted(program: Program) -> tuple[Elimination, Proposal | None]:
     return elimination, best
 
 
-def _going_on(program: Program, earlier: Proposal | None) -> tuple[Elimination, Proposal] | None:
+def _going_on(costs: "Costs", earlier: Proposal | None) -> tuple[Elimination, Proposal] | None:
     """From an earlier proposal, if it is one for this network."""
+    program = costs.program
     sizes = [variable.relation.multipliers for variable in program.variables]
     if earlier is None or [part.numel() for part in earlier.parameters] != sizes:
         return None
     if not program.shift(list(earlier.shifts)):
         return None
-    elimination = Elimination(program, SEARCHED)
+    elimination = costs.elimination()
     with torch.no_grad():
         passed = elimination.run(earlier.parameters, math.inf)
     if passed is None or not math.isfinite(float(passed.logarithm)):
@@ -169,30 +180,37 @@ def _going_on(program: Program, earlier: Proposal | None) -> tuple[Elimination, 
     return elimination, replace(earlier, logarithm=float(passed.logarithm))
 
 
-def _on_all_frequencies(program: Program, searched: Elimination) -> Elimination:
-    """For the last pass, which needs no gradients; that of the search where it has all of them, or memory is short."""
-    has_all = all(component.count <= SEARCHED for component in program.components)
-    return searched if has_all or _held(program, math.inf) > MOST_HELD else Elimination(program, 2**62)
-
-
-def _proved(program: Program, elimination: Elimination, proposal: Proposal, below: float) -> Forms:
+def _proved(costs: "Costs", elimination: Elimination, proposal: Proposal, below: float, report: Report) -> Forms:
+    program, parameters = costs.program, proposal.parameters
     count = len(program.variables)
-    passed = None
-    for growth in GROWN:
-        with torch.no_grad():
-            grown = [part + growth * (count - v) for v, part in enumerate(proposal.parameters)]
-            passed = passed or elimination.run(grown, math.inf)
+    with torch.no_grad():
+        if elimination.has_all:
+            passed = elimination.run(parameters, math.inf)
+        else:
+            passed = elimination.settle(parameters, GROWN) or _grown(costs, elimination, parameters)
     if passed is None:
         return Forms(reason="the search did not see the worst frequencies")
-    for margin in MARGINS:
+    has_cells = any(component.has_cells for component in program.components)
+    margins = MARGINS_OF_CELLS if has_cells else MARGINS if costs.of_proof <= PASS_OPERATIONS else FEW_MARGINS
+    for margin in margins:
         multipliers = [given * (1 + margin) ** (count - v) for v, given in enumerate(passed.multipliers)]
         upper = root_up(float(multipliers[0]))
         if not upper < below:
             return Forms(reason="the product of norms is not larger")
-        if is_proved(program, multipliers):
+        if is_proved(program, multipliers, report):
             shifts = tuple(component.is_shifted for component in program.components)
             return Forms(upper, tuple(multipliers), shifts, _blocks(program, passed.gains))
     return Forms(reason="rounding left no room for a proof")
+
+
+def _grown(costs: "Costs", searched: Elimination, parameters: list[Tensor]) -> Eliminated | None:
+    """For components that wait for each other: at all frequencies, if there is memory for them."""
+    count, passed = len(parameters), None
+    elimination = Elimination(costs.program, None) if costs.of_all <= MOST_HELD else searched
+    for growth in GROWN:
+        grown = [part + growth * (count - v) for v, part in enumerate(parameters)]
+        passed = passed or elimination.run(grown, math.inf)
+    return passed
 
 
 def _blocks(program: Program, gains: dict[int, float]) -> tuple[Block, ...]:
@@ -204,23 +222,75 @@ def _blocks(program: Program, gains: dict[int, float]) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def _require_room(program: Program) -> None:
-    """Refuse what would take too much memory or time."""
-    if 4 * _held(program, SEARCHED) > MOST_HELD or _operations(program) > MOST_OPERATIONS:
-        raise NotDescribedError("it is too large for forms")
+@dataclass(frozen=True)
+class Costs:
+    """Of each component, for one frequency.
+
+    Attributes:
+        program: whose they are.
+        operations: of its factorisation.
+        entries: that are held.
+    """
+
+    program: Program
+    operations: list[float]
+    entries: list[float]
+
+    @classmethod
+    def of(cls, program: Program) -> "Costs":
+        """By the patterns of P."""
+        patterns = [Pattern(program, component) for component in program.components]
+        # A complex product is four real ones and as many additions.
+        kinds = [8 if component.sizes else 2 for component in program.components]
+        operations = [kind * pattern.elimination[1] for kind, pattern in zip(kinds, patterns, strict=True)]
+        return cls(program, operations, [pattern.entries for pattern in patterns])
+
+    @property
+    def of_proof(self) -> float:
+        """Operations at all frequencies, or about as many cells."""
+        counts = [min(component.count, MANY_FREQUENCIES) for component in self.program.components]
+        return sum(count * each for count, each in zip(counts, self.operations, strict=True))
+
+    @property
+    def of_all(self) -> float:
+        """Entries at all frequencies."""
+        counts = [component.count for component in self.program.components]
+        return sum(count * each for count, each in zip(counts, self.entries, strict=True))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there is time and memory for it, one component after the other."""
+        counts = [min(component.count, LEAST_SEARCHED) for component in self.program.components]
+        held = max(count * each for count, each in zip(counts, self.entries, strict=True))
+        return self.of_proof <= MOST_OPERATIONS and held <= MOST_HELD
+
+    @property
+    def searched(self) -> list[int]:
+        """Frequencies of each component that a pass has time and memory for: what one spares has another."""
+        left, found = PASS_OPERATIONS, [0] * len(self.entries)
+        counts = [min(component.count, SEARCHED) for component in self.program.components]
+        by_cost = sorted(range(len(counts)), key=lambda n: counts[n] * self.operations[n])
+        for rank, n in enumerate(by_cost):
+            here = left / (len(counts) - rank)
+            found[n] = max(min(counts[n], LEAST_SEARCHED), min(counts[n], int(here / self.operations[n])))
+            left = max(left - found[n] * self.operations[n], 0.0)
+        return found
+
+    def elimination(self, most: int = SEARCHED) -> Elimination:
+        """For the search, at so many frequencies of each component."""
+        searched = [min(most, count) for count in self.searched]
+        return Elimination(self.program, searched, keeps_symbols=self.can_descend)
+
+    @property
+    def can_descend(self) -> bool:
+        """Whether a pass with gradients has the memory."""
+        return 4 * sum(n * each for n, each in zip(self.searched, self.entries, strict=True)) <= MOST_HELD
 
 
-def _held(program: Program, frequencies: float) -> float:
-    """Entries of a matrix for each variable and frequency."""
-    return sum(
-        min(frequencies, component.count) * sum(float(program.order(v)) ** 2 for v in component.variables)
-        for component in program.components
-    )
-
-
-def _operations(program: Program) -> float:
-    """Of a chain of variables, of which each is coupled to a few others."""
-    return sum(
-        16 * component.count * sum(float(program.order(v)) ** 3 for v in component.variables)
-        for component in program.components
-    )
+def _described(graph: Graph, norms: Mapping[str, float] | None) -> Costs:
+    """The relations of a graph in components that are small enough."""
+    for most in (MOST_COUPLED, MOST_COUPLED / 8, 0.0):
+        costs = Costs.of(program_of(graph, most, norms))
+        if costs.is_small:
+            return costs
+    raise NotDescribedError("it is too large for forms")

@@ -26,7 +26,7 @@ from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.rounding import norm_up
 
 # Entries of all taps of one filter on the coarse lattice.
-MOST_TAPS = 2**25
+MOST_TAPS = 4 * 10**7
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,12 +14,14 @@ in the same way values go from images to vectors, and back.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from gramcert.networks.coupling import MOST_COUPLED, Coupling
 from gramcert.networks.filters import (
     Filter,
     NotDescribedError,
@@ -31,18 +33,16 @@ from gramcert.networks.filters import (
     padding_square,
     row_length,
 )
-from gramcert.networks.program import Program, Relation, Steps, Term, Variable
+from gramcert.networks.program import CoupledPaddingError, Program, Relation, Steps, Term, Variable
 from gramcert.operators.composition import compose
 from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum
 from gramcert.operators.linear import LinearMap, Move, Scale, Shape, composed_error
 from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.rounding import absolute_sums, norm_up, root_up, up
 
-# Entries of all values of a network up to which all of it is made of vectors; of one vector, and of one matrix.
-SMALL_NETWORK, MOST_ENTRIES, MOST_MATRIX = 1536, 8192, 2**24
-
-# Cubes of orders times frequencies up to which values of different strides stay in one component.
-WORTH_COUPLING = 1e8
+# Entries of all values of a network up to which all of it is made of vectors; of one vector, of one that is a matrix of
+# itself, and of one matrix.
+SMALL_NETWORK, MOST_ENTRIES, MOST_IDENTITY, MOST_MATRIX = 1536, 2**17, 8192, 4 * 10**7
 
 # Functions of corresponding entries.
 ENTRYWISE = ("maximum", "minimum")
@@ -84,38 +84,58 @@ class Value:
         return self.sizes, self.step, self.summed
 
     @property
+    def variables(self) -> list[int]:
+        """What it is a sum of."""
+        return [v for v, _ in self.terms]
+
+    @property
     def is_vector(self) -> bool:
         """Whether its channels are all that it has."""
         return not self.axes or self.is_spread
 
 
-def program_of(graph: Graph) -> Program:
-    """All relations; :class:`NotDescribedError` where there is something that forms do not reach."""
-    return _Reader(graph).run()
+def program_of(graph: Graph, most_coupled: float = MOST_COUPLED, norms: Mapping[str, float] | None = None) -> Program:
+    """All relations; :class:`NotDescribedError` where there is something that forms do not reach.
+
+    Args:
+        graph: without nodes that no output needs.
+        most_coupled: cost of one component, see :mod:`~gramcert.networks.coupling`, above which values are cut off.
+        norms: of linear maps, by their nodes; used where a map is too large for a form.
+    """
+    try:
+        return _Reader(graph, most_coupled, norms or {}, has_circles=True).run()
+    except CoupledPaddingError:
+        return _Reader(graph, most_coupled, norms or {}, has_circles=False).run()
 
 
 class _Reader:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, most_coupled: float, norms: Mapping[str, float], *, has_circles: bool) -> None:
+        self.graph, self.norms, self.has_circles = graph, norms, has_circles
         self.variables: list[Variable] = []
         self.needs: list[tuple[int, Shape, bool]] = []
         self.values: dict[str, Value] = {}
+        self.unflattened: dict[int, Value] = {}  # the images that vectors were
         self.node = ""
         self.axes = self._image_axes()
+        self.coupling = Coupling(graph, self.axes, most_coupled)
 
     def run(self) -> Program:
         padding = self._padding_of_convolutions()
         for node in self.graph.nodes.values():
             self.node = node.name
             if node.name not in padding:
-                self.values[node.name] = self._value(node)
+                value = self.values[node.name] = self._value(node)
+                if self._ends_component(node, value):
+                    self._cut(node.name, value)
         outputs = []
         for name in dict.fromkeys(self.graph.outputs.values()):
             repeated = sum(value == name for value in self.graph.outputs.values())
             if repeated > 1:
                 raise NotDescribedError("one value is several outputs")
             outputs.append(self._terms(self.values[name]))
-        return Program(self.variables, outputs, self.needs)
+        program = Program(self.variables, outputs, self.needs)
+        assert program.components  # or an error says what cannot be in one component
+        return program
 
     def _image_axes(self) -> int:
         """Of the lattice: as many as convolutions have; 0 where there are none, or where all is small."""
@@ -170,8 +190,9 @@ class _Reader:
         """A variable, as a value."""
         self.variables.append(Variable(self.node, value.channels, value.sizes, value.step, relation))
         v = len(self.variables) - 1
+        self.coupling.add(self.variables[v])
         if value.sizes and not value.is_spread:
-            self.needs.append((v, value.sizes, False))
+            self._need_of(v, value.sizes, is_exact=False)
         return replace(value, terms=((v, None),), is_whole=True)
 
     def _input(self, shape: Shape) -> Value:
@@ -187,6 +208,7 @@ class _Reader:
         return tuple(Term(v, self._identity(value) if found is None else found) for v, found in value.terms)
 
     def _identity(self, value: Value) -> Filter:
+        self._require_room(value.channels, MOST_IDENTITY)
         eye = torch.eye(value.channels, dtype=torch.float64)
         return Filter(eye.reshape(*eye.shape, *(1,) * value.axes), (1,) * value.axes, (0,) * value.axes)
 
@@ -210,16 +232,22 @@ class _Reader:
         square = 1.0 if constant == 1 else up(constant * constant)
         return self._new(result, Relation(self._terms(value), None, square, ties, sources))
 
-    def _cut(self, node: Node, value: Value) -> Value:
-        """What a node acts on, in a component of its own; also for what comes later, if it is the value of a node."""
-        ties, (name, *_) = torch.arange(value.channels), node.inputs
-        is_known = value is self.values.get(name)
-        self.node = name if is_known else node.name
+    def _cut(self, name: str, value: Value) -> Value:
+        """A value in a component of its own; also for what comes later, if it is that of a node of this name."""
+        is_known, here = value is self.values.get(name), self.node
+        ties, self.node = torch.arange(value.channels), name if is_known else here
         value = self._bounded(value, value, 1.0, ties, ties)
-        self.node = node.name
+        self.node = here
         if is_known:
             self.values[name] = value
         return value
+
+    def _ends_component(self, node: Node, value: Value) -> bool:
+        """Whether the component of a value would become too large by what comes next."""
+        if not isinstance(node.operation, (Nonlinear, Sum, Joint)) or value.summed or value.channels > MOST_IDENTITY:
+            return False
+        others = [self.values[name].variables for name in self.coupling.kept_with(node.name) if name in self.values]
+        return self.coupling.is_full(node.name, value.variables, others)
 
     # Images and vectors
 
@@ -230,7 +258,10 @@ class _Reader:
         places = math.prod(value.sizes)
         self._require_room(value.channels * places)
         channels = torch.arange(value.channels)
-        return self._bounded(value, _vector(value.channels * places), 1.0, channels.repeat_interleave(places), channels)
+        ties = channels.repeat_interleave(places)
+        flat = self._bounded(value, _vector(value.channels * places), 1.0, ties, channels)
+        self.unflattened[flat.variables[0]] = value
+        return flat
 
     def _plain_vector(self, value: Value) -> Value:
         """Without a lattice."""
@@ -246,8 +277,8 @@ class _Reader:
         channels = torch.arange(image.channels)
         return self._bounded(value, image, 1.0, channels, channels.repeat_interleave(places))
 
-    def _require_room(self, entries: int) -> None:
-        if entries > MOST_ENTRIES:
+    def _require_room(self, entries: int, most: int = MOST_ENTRIES) -> None:
+        if entries > most:
             raise NotDescribedError(f"{self.node}: a vector of {entries} entries")
 
     def _settled(self, value: Value) -> Value:
@@ -263,14 +294,14 @@ class _Reader:
             if not value.is_spread and self.axes and self._wants_image(linear):
                 value = self._as_image(value, linear.source, self.axes)
             else:
-                return self._vector_map(value, linear)
+                return self._vector_map(node, value, linear)
         return self._image_map(node, value, linear)
 
     def _wants_image(self, linear: LinearMap) -> bool:
         large = math.prod(linear.source) + math.prod(linear.target) > SMALL_NETWORK
         return isinstance(linear, Convolve) and is_image(linear.source, self.axes) and large
 
-    def _vector_map(self, value: Value, linear: LinearMap) -> Value:
+    def _vector_map(self, node: Node, value: Value, linear: LinearMap) -> Value:
         """A matrix of each filter, made by applying the map to its columns."""
         if isinstance(linear, Move) and linear.is_view:
             return value
@@ -278,7 +309,9 @@ class _Reader:
         widest = max(self.variables[v].channels for v, _ in value.terms)
         if channels > MOST_ENTRIES or widest * channels > MOST_MATRIX:
             self._require_room(channels)
-            return self._bounded(value, _vector(channels), up(linear.size + linear.error))
+            if [before for _, before in value.terms] == [None]:  # without the matrix from an image to its entries
+                value = self.unflattened.get(value.variables[0], value)
+            return self._bounded(value, _vector(channels), self._norm(node, linear))
         terms = []
         for v, before in value.terms:
             if before is None:
@@ -291,6 +324,11 @@ class _Reader:
                 after = self._applied(linear, before)
             terms.append((v, after))
         return replace(value, terms=tuple(terms), channels=channels)
+
+    def _norm(self, node: Node, linear: LinearMap) -> float:
+        """What was measured, if it was, or what the sums of its numbers say."""
+        known = self.norms.get(node.name, math.inf) if linear is node.operation else math.inf
+        return min(known, up(linear.size + linear.error))
 
     @staticmethod
     def _applied(linear: LinearMap, before: Filter) -> Filter:
@@ -318,10 +356,10 @@ class _Reader:
         length = row_length(linear, axes)
         if length is not None:
             assert isinstance(linear, AxisMatrix)
-            return self._summed(value, linear, length)
+            return self._summed(node, value, linear, length)
         if value.summed:  # along some axes only
-            return self._vector_map(self._as_vector(value), linear)
-        found = filter_of(linear, axes)
+            return self._vector_map(node, self._as_vector(value), linear)
+        found = None if is_circle(linear) and not self.has_circles else filter_of(linear, axes)
         if found is None and isinstance(linear, Convolve) and linear.layer.axes == axes and not linear.layer.transposed:
             return self._padded(node, value, linear)
         if found is None and isinstance(linear, Scale) and is_image(linear.source, axes):
@@ -329,17 +367,26 @@ class _Reader:
         along = isinstance(linear, AxisMatrix) and linear.axis > channel_axis(linear.source, axes)
         if found is None and along and is_image(linear.source, axes):  # on each channel the same matrix
             ties = torch.arange(value.channels)
-            return self._bounded(value, _image(linear.target, axes), up(linear.size + linear.error), ties, ties)
+            return self._bounded(value, _image(linear.target, axes), self._norm(node, linear), ties, ties)
         if found is None:
-            return self._vector_map(self._as_vector(value), linear)
+            return self._vector_map(node, self._as_vector(value), linear)
         return self._filtered(node, value, found, linear.target, is_circle(linear))
 
     def _filtered(self, node: Node, value: Value, found: Filter, target: Shape, is_circle: bool) -> Value:
         """A filter, and what it asks of the torus."""
         sizes = target[-value.axes :]
         step = tuple(a / s if found.adjoint else a * s for a, s in zip(value.step, found.stride, strict=True))
-        if set(found.stride) != {1} and not found.adjoint and not self._worth_coupling(value, step):
-            value = self._cut(node, value)
+        least = value.sizes if is_circle else _least_torus(found, value.sizes, sizes)
+        is_strided = set(found.stride) != {1} and not found.adjoint
+        fits = self.coupling.has_room(value.variables, least, value.step, is_exact=is_circle)
+        if not fits or (is_strided and not self.coupling.is_worth(value.variables, step)):
+            if is_strided and self._is_sampled(node, found):
+                sampled = replace(value, sizes=sizes, step=step, is_whole=True)
+                ties = torch.arange(value.channels)
+                value = self._bounded(value, sampled, 1.0, ties, ties)
+                found = replace(found, stride=(1,) * value.axes)
+                return self._filtered(node, value, found, target, is_circle)
+            value = self._cut(node.inputs[0], value)
         reach = found.reach(value.sizes, sizes)
         larger = sizes if found.adjoint else value.sizes
         is_inside = all(low >= 0 and high < n for (low, high), n in zip(reach, larger, strict=True))
@@ -356,46 +403,31 @@ class _Reader:
         support = found.support(value.sizes)
         is_whole = is_circle or all(low >= 0 and high < n for (low, high), n in zip(support, sizes, strict=True))
         is_whole = is_whole and value.is_whole
-        if is_circle:
-            self._need(value, value.sizes, is_exact=True)
-        elif not found.is_pointwise:
-            span = support if found.adjoint else reach
-            least = tuple(n + max(-low, high - n + 1, 0) for n, (low, high) in zip(larger, span, strict=True))
-            if found.adjoint:
-                # The torus of the outputs, in places of the inputs.
-                least = tuple(-(-n // s) for n, s in zip(least, found.stride, strict=True))
-                least = tuple(map(max, least, value.sizes))
-            else:
-                outputs = tuple(n * s for n, s in zip(sizes, found.stride, strict=True))
-                least = tuple(map(max, least, outputs))
-            self._need(value, least)
+        if is_circle or not found.is_pointwise:
+            self._need(value, least, is_exact=is_circle)
         return Value(tuple(filters), target[-value.axes - 1], sizes, step, is_whole)
 
-    def _need(self, value: Value, sizes: Shape, *, is_exact: bool = False) -> None:
+    def _is_sampled(self, node: Node, found: Filter) -> bool:
+        """Whether one place of all phases is read, and others by nothing that takes the same steps."""
+        if set(found.taps) != {1} or any(found.first):
+            return False
+        maps = [other.operation for other in self.graph.nodes.values() if node.inputs[0] in other.inputs]
+        return all(
+            not isinstance(one, Convolve) or one is node.operation or one.layer.stride == (1,) * len(found.stride)
+            for one in maps
+        )
+
+    def _need(self, value: Value, sizes: Shape, *, is_exact: bool) -> None:
         """Of the places of this value; its variables may lie denser."""
-        for v, _ in value.terms:
+        for v in value.variables:
             dense = [b / a for a, b in zip(self.variables[v].step, value.step, strict=True)]
-            self.needs.append((v, tuple(math.ceil(n * d) for n, d in zip(sizes, dense, strict=True)), is_exact))
+            self._need_of(v, tuple(math.ceil(n * d) for n, d in zip(sizes, dense, strict=True)), is_exact=is_exact)
 
-    def _worth_coupling(self, value: Value, step: Steps) -> bool:
-        """Whether the component stays small enough on the coarser lattice."""
-        waiting, group = [v for v, _ in value.terms], set[int]()
-        while waiting:
-            v = waiting.pop()
-            if v in group:
-                continue
-            group.add(v)
-            if self.variables[v].relation.slopes is not None:
-                waiting += [term.variable for term in self.variables[v].relation.terms]
-        cubes = 0.0
-        for v in group:
-            phases = math.prod(b / a for a, b in zip(self.variables[v].step, step, strict=True))
-            cubes += float(self.variables[v].channels * phases) ** 3
-        last = self.variables[max(group)]
-        places = math.prod(float(n * a / b) for n, a, b in zip(last.sizes, last.step, step, strict=True))
-        return cubes * places / 2 <= WORTH_COUPLING
+    def _need_of(self, v: int, sizes: Shape, *, is_exact: bool) -> None:
+        self.needs.append((v, sizes, is_exact))
+        self.coupling.need(v, sizes, is_exact=is_exact)
 
-    def _summed(self, value: Value, linear: AxisMatrix, length: float) -> Value:
+    def _summed(self, node: Node, value: Value, linear: AxisMatrix, length: float) -> Value:
         """A sum along one axis: the multiplication by the length of its weights, at every place of the axis."""
         axis = linear.axis - channel_axis(linear.source, value.axes) - 1
         found = Filter(self._identity(value).kernel * length, (1,) * value.axes, (0,) * value.axes, linear.error)
@@ -403,7 +435,7 @@ class _Reader:
         sizes = tuple(1 if j == axis else n for j, n in enumerate(value.sizes))
         summed = tuple(sorted({*value.summed, (axis, linear.digest)}))
         if axis in {known for known, _ in value.summed}:  # a second sum along an axis of one place
-            return self._vector_map(self._as_vector(value), linear)
+            return self._vector_map(node, self._as_vector(value), linear)
         return replace(value, terms=tuple(filters), sizes=sizes, is_whole=True, summed=summed)
 
     def _padded(self, node: Node, value: Value, linear: Convolve) -> Value:
@@ -529,6 +561,20 @@ def _image(shape: Shape, axes: int) -> Value:
 
 def _are_alike(values: list[Value]) -> bool:
     return len({value.lattice for value in values}) == 1
+
+
+def _least_torus(found: Filter, inputs: Shape, outputs: Shape) -> Shape:
+    """Of the places that a filter reads, so that nothing comes round into a window."""
+    if found.is_pointwise:
+        return inputs
+    if found.adjoint:  # the torus of the outputs, in places of the inputs
+        span, larger = found.support(inputs), outputs
+    else:
+        span, larger = found.reach(inputs, outputs), inputs
+    least = tuple(n + max(-low, high - n + 1, 0) for n, (low, high) in zip(larger, span, strict=True))
+    if found.adjoint:
+        return tuple(max(-(-n // s), m) for n, s, m in zip(least, found.stride, inputs, strict=True))
+    return tuple(max(n, m * s) for n, m, s in zip(least, outputs, found.stride, strict=True))
 
 
 def _in_order(values: list[Value]) -> list[Tensor]:

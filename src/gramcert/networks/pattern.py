@@ -4,6 +4,7 @@ The order is greedy: whatever takes the fewest operations comes next. So a wide 
 what a cut begins with, goes before anything has filled its block.
 """
 
+import functools
 from dataclasses import dataclass
 
 from gramcert.networks.filters import Taps
@@ -76,9 +77,16 @@ class Pattern:
         at = max(i, j), min(i, j)
         blocks[at] = blocks.get(at, True) and is_diagonal
 
+    @property
+    def entries(self) -> float:
+        """Numbers that P of one frequency has."""
+        return float(sum(self.orders[i] * (1 if known else self.orders[j]) for (i, j), known in self.diagonal.items()))
+
+    @functools.cached_property
     def elimination(self) -> tuple[list[int], float]:
         """The order, and about how many products of two numbers one frequency takes."""
-        blocks, order, operations = dict(self.diagonal), [], 0.0
+        order: list[int] = []
+        blocks, operations = dict(self.diagonal), 0.0
         while len(order) < len(self.orders):
             beside: dict[int, dict[int, bool]] = {v: {} for v in self.orders if v not in order}
             for (i, j), is_diagonal in blocks.items():

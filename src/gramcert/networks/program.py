@@ -30,6 +30,13 @@ from gramcert.operators.linear import Shape
 
 Steps = tuple[Fraction, ...]
 
+# Above so many frequencies of a torus, cells that cover all frequencies are fewer.
+MANY_FREQUENCIES = 8192
+
+
+class CoupledPaddingError(NotDescribedError):
+    """A torus of circular padding is no other one."""
+
 
 @dataclass(frozen=True, eq=False)
 class Term:
@@ -128,9 +135,14 @@ class Component:
         return FrequencyGrid(self.sizes, (0.5 if self.is_shifted else 0.0,) * len(self.sizes))
 
     @property
+    def has_cells(self) -> bool:
+        """Whether it is proved for all frequencies there are, and not for those of the torus alone."""
+        return self.count > MANY_FREQUENCIES
+
+    @property
     def can_be_shifted(self) -> bool:
-        """Whether there are frequencies in between, and nothing goes round."""
-        return bool(self.sizes) and not self.is_circular
+        """Whether there are frequencies in between that are proved, and nothing goes round."""
+        return bool(self.sizes) and not self.is_circular and not self.has_cells
 
 
 @dataclass
@@ -226,7 +238,7 @@ class Program:
             if is_exact:
                 exact.add(tuple(spans))
         if exact and exact != {tuple(map(Fraction, sizes))}:
-            raise NotDescribedError("circular padding is coupled with another padding or size")
+            raise CoupledPaddingError("circular padding is coupled with another padding or size")
         phases = {v: tuple(int(b / a) for a, b in zip(self.variables[v].step, lattice, strict=True)) for v in group}
         return Component(group, lattice, tuple(sizes), phases, bool(exact))
 

@@ -20,8 +20,8 @@ least eigenvalue of all P(ω), at ω* with the unit vector v, and suppose m > 0.
 is coupled to another of its colour. With the k-th roots of unity as signs of the colours, the mean of k matrices that
 are unitarily equivalent to P(ω) is its block diagonal, so P(ω) <= k·β + (k-1)·m, β being above its diagonal blocks. So
 g(ω) = v*P(ω)v is between -m and kβ + (k-1)m. On the line through ω* and the centre c of the cell that ω* lies in, g is
-of exponential type, with θ = Σ d_j|c_j - ω*_j| at c, d_j being the largest lag in P on axis j. A function of such a type
-leaves its minimum no faster than a cosine between the same bounds (Duffin and Schaeffer 1938), therefore
+of exponential type, with θ = Σ d_j|c_j - ω*_j| at c, d_j being the largest lag in P on axis j. A function of such a
+type leaves its minimum no faster than a cosine between the same bounds (Duffin and Schaeffer 1938), therefore
 
     λ_min(P(c)) <= g(c) <= -m + k(β + m)·sin²(θ/2).
 
@@ -57,9 +57,8 @@ from gramcert.rounding import (
 # Bytes of matrices that are factorised at a time.
 BATCH_BYTES = 2**27
 
-# From so many frequencies on, cells take their place: the radius of the first, how often they are split, and how many
-# are looked at.
-MANY_FREQUENCIES, FIRST_RADIUS, MOST_SPLITS, MOST_CELLS = 8192, 0.2, 6, 2**15
+# Of cells: the radius of the first, how often they are split, and how many are looked at.
+FIRST_RADIUS, MOST_SPLITS, MOST_CELLS = 0.2, 6, 2**15
 
 # Multipliers and weights of relations are 0 or between these, so that no product of two of them leaves the numbers of
 # full precision: rounding is charged relative to what was rounded.
@@ -78,17 +77,8 @@ class _Sum:
     weights: Tensor
 
 
-def is_proved(
-    program: Program,
-    multipliers: list[Tensor],
-    report: Report = silent,
-    missed: dict[int, Frequencies] | None = None,
-) -> bool:
-    """Whether every component was proved; the first multiplier is ρ, about which the proof is.
-
-    ``missed`` is told at which frequencies of a component P was not found to be positive, so that a search may look
-    there too.
-    """
+def is_proved(program: Program, multipliers: list[Tensor], report: Report = silent) -> bool:
+    """Whether every component was proved; the first multiplier is ρ, about which the proof is."""
     if len(multipliers) != len(program.variables):
         return False
     for variable, given in zip(program.variables, multipliers, strict=True):
@@ -102,10 +92,7 @@ def is_proved(
     count = len(program.components)
     for number, component in enumerate(program.components):
         report("proof of the forms", number, count)
-        failed = _Proof(program, component, multipliers).failure()
-        if failed is not None:
-            if missed is not None and len(failed):
-                missed[number] = failed
+        if not _Proof(program, component, multipliers).holds():
             return False
     report("proof of the forms", count, count)
     return True
@@ -147,48 +134,44 @@ class _Proof:
         variable = self.program.variables[v]
         return given[variable.relation.ties].repeat_interleave(self.program.order(v) // variable.channels)
 
-    def failure(self) -> Frequencies | None:
-        """Where P >= 0 was not proved; ``None`` if it was everywhere."""
-        nowhere = self.component.frequencies[:0]
+    def holds(self) -> bool:
+        """Whether P >= 0 was proved at every frequency."""
         if not self.order:
-            return None
+            return True
         if any(not bool((values > 0).all()) for values in self.weighted.values()):
-            return nowhere
+            return False
         # 2^-round(log₂(d)/2): a diagonal of 1 to within a factor of 2.
         self.scale = {v: torch.exp2(-(values.log2() / 2).round()) for v, values in self.weighted.items()}
         error = self._error()
         if not error < 1:
-            return nowhere
+            return False
         pattern = Pattern(self.program, self.component)
-        self.sequence = [v for v in pattern.elimination()[0] if v in self.weighted]
+        self.sequence = [v for v in pattern.elimination[0] if v in self.weighted]
         widest = max(map(len, self.weighted.values()))
         self.batch = max(1, BATCH_BYTES // (64 * self.order * widest))
-        if self.component.count > MANY_FREQUENCIES:
-            return self._on_cells(error, pattern.colours())
-        for piece in self.component.frequencies.split(self.batch) if self.is_complex else [self.component.frequencies]:
-            held = self._is_positive(piece, error)
-            if not bool(held.all()):
-                return piece[~held]
-        return None
+        if self.component.has_cells:
+            return self._holds_on_cells(error, pattern.colours())
+        frequencies = self.component.frequencies
+        return all(bool(self._is_positive(piece, error).all()) for piece in frequencies.split(self.batch))
 
-    def _on_cells(self, error: float, colours: int) -> Frequencies | None:
+    def _holds_on_cells(self, error: float, colours: int) -> bool:
         """The same for all frequencies there are."""
         level = up(colours * self._largest_block())
         cells, looked = Cells.cover(self._degrees(), FIRST_RADIUS), 0
         for _ in range(MOST_SPLITS):
             looked += len(cells)
             if looked > MOST_CELLS:
-                break
-            sine = up(math.sin(up(cells.radius / 2)))
+                return False
+            sine = up(up(math.sin(up(cells.radius / 2))))
             square = up(sine * sine)
-            if colours * square < 1:
+            if up(colours * square) < 1:
                 shift = up(error + up(level * square))
                 held = torch.cat([self._is_positive(piece, shift) for piece in cells.centres.split(self.batch)])
                 if bool(held.all()):
-                    return None
+                    return True
                 cells = cells.choose(~held)
             cells = cells.split()
-        return cells.centres
+        return False
 
     def _degrees(self) -> list[float]:
         """The largest lag in P on each axis."""

@@ -5,7 +5,7 @@ import warnings
 from gramcert.certified.deployed import TOLERANCES
 from gramcert.operators.graph import Graph
 from gramcert.operators.measurement import Measured, Measurement
-from gramcert.operators.propagation import Followed, Follower, Plan
+from gramcert.operators.propagation import Followed, Follower, Plan, known_norms
 from gramcert.progress import Report, silent
 
 
@@ -41,6 +41,11 @@ class Network:
     def measure(self, measurement: Measurement) -> Measured:
         """What was found."""
         return self._measured[measurement]
+
+    @property
+    def norms(self) -> dict[str, float]:
+        """Of linear maps, by their nodes."""
+        return known_norms(self.plan, self.measure)
 
     def follow(self) -> Followed:
         """The constants of all values."""

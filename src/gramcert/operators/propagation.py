@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gramcert.geometry.convolution import Convolution
 from gramcert.operators.composition import Stage, composed, is_identity
 from gramcert.operators.graph import CONSEQUENCE, Graph, Input, Joint, Layer, Node, Nonlinear, Sum, Unbounded
-from gramcert.operators.linear import LinearMap
+from gramcert.operators.linear import LinearMap, Move
 from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.operators.measurement import Measured, Measurement, Norm, ResidualLayer
 from gramcert.operators.outputs import shared_origins, together_up
@@ -221,6 +221,17 @@ def _residual_layer(inner: LinearMap, outer: LinearMap, sign: int) -> ResidualLa
     if not (same and plain and adjoint):
         return None
     return ResidualLayer(one, -sign * two.kernel, inner.input_size)
+
+
+def known_norms(plan: Plan, measure: Measure) -> dict[str, float]:
+    """Measured norms of linear maps by their nodes, where nothing but views was measured with them."""
+    found = {}
+    for step in plan.steps:
+        *others, last = (plan.graph.nodes[name].operation for name in step.nodes)
+        views = all(isinstance(other, Move) and other.is_view for other in others)
+        if views and isinstance(step.measurement, Norm) and isinstance(last, LinearMap):
+            found[step.nodes[-1]] = measure(step.measurement).upper
+    return found
 
 
 @dataclass
