@@ -11,6 +11,7 @@ import gramcert.nn as gnn
 from gramcert import certify
 from gramcert.certification import attacks
 from gramcert.certification.attacks import ATTACKS, attack
+from gramcert.networks.bound import Forms
 
 pytest.importorskip("foolbox", reason="foolbox is not installed")
 
@@ -84,6 +85,27 @@ def test_found_changes_are_real_and_outside_the_certified_radius(dtype, seen):
         share = float((found.distances > radius).double().mean())
         assert certified.certified[radius] <= found.accuracy(radius) == share <= certified.clean
     assert found.accuracy(10.0) == 0
+
+
+def ordinary_networks():
+    """Without a layer of ours: what forms gain over norms is all in the composition."""
+    torch.manual_seed(0)
+    yield nn.Sequential(nn.Flatten(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 3))
+    convolutions = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.LeakyReLU()]
+    yield nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(24, 3))
+
+
+@pytest.mark.parametrize("model", list(ordinary_networks()), ids=["dense", "convolutions"])
+def test_radii_by_forms_are_larger_and_withstand_attacks(model, monkeypatch):
+    x, labels = images(model.eval())
+    found = attack(model, x, labels, RADII, steps=50)
+    radii = certify(model, [(x, labels)], RADII).radii
+    assert not bool((found.distances < radii).any())
+    monkeypatch.setattr("gramcert.certification.network.bound_by_forms", lambda *_, **__: Forms())
+    by_norms = certify(model, [(x, labels)], RADII).radii
+    right = by_norms > 0
+    assert int(right.sum()) == 9
+    assert bool((radii[right] > 1.2 * by_norms[right]).all())
 
 
 def test_attacks_come_near_the_boundary_of_a_linear_network():

@@ -147,3 +147,31 @@ def test_an_interrupted_audit_ends_quietly_and_goes_on(run, model, tmp_path):
     assert len(list((tmp_path / "cache").rglob("*.json"))) == 2
     rows = json.loads(run("audit", model, "--json").stdout)["rows"]
     assert [row["cached"] for row in rows if row["kind"] != "sum"] == [True, True, False]
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs signals of a Unix system")
+def test_an_interrupted_search_goes_on_from_the_cache(run, model, tmp_path):
+    """Every state of the search is kept here, and the fifth step is interrupted."""
+    code = (
+        "import signal, gramcert.auditing.entry as entry\n"
+        "from gramcert.networks.search import _Descent\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "entry.KEPT_EVERY = 0.0\n"
+        "value, made = _Descent.value, []\n"
+        "def interrupted(self, *rest):\n"
+        "    made.append(1)\n"
+        "    if len(made) == 6: signal.raise_signal(signal.SIGINT)\n"
+        "    return value(self, *rest)\n"
+        "_Descent.value = interrupted\n"
+        "from gramcert.cli import main\n"
+        "main()\n"
+    )
+    asked = ["audit", str(model), "--input-shape", "3,8,8", "--json", "--search-seconds"]
+    words = [sys.executable, "-c", code, *asked, "60"]
+    result = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode != 0
+    assert result.stderr.startswith("interrupted; what was measured is in the cache")
+    closed = json.loads(run(*asked, "0", "--no-cache").stdout)
+    gone_on = json.loads(run(*asked, "0").stdout)
+    assert gone_on["upper"] < closed["upper"] < closed["product"]
+    assert gone_on["product"] == closed["product"]

@@ -96,8 +96,9 @@ class _Block:
             basis = torch.cat([basis, (image / norms.clamp_min(TINY))[:, None]], 1)
         basis = basis[:, : len(images)]
         _, vectors = torch.linalg.eigh(basis.conj() @ torch.stack(images, 2))
-        found: Tensor = (vectors[:, None, :, -1] @ basis)[:, 0]
-        return found / found.norm(dim=-1, keepdim=True).clamp_min(TINY)
+        found = (vectors[:, None, :, -1] @ basis)[:, 0]
+        unit: Tensor = found / found.norm(dim=-1, keepdim=True).clamp_min(TINY)
+        return unit
 
 
 @dataclass(frozen=True, eq=False)
