@@ -103,13 +103,13 @@ def test_a_missing_layer_is_refused(model, certificate):
 
 def test_an_unknown_version_is_refused(model, certificate):
     found = gramcert.verify(sealed(certificate | {"format": "another certificate"}), model)
-    assert found.problems == ("format: expected 'gramcert certificate 3', got 'another certificate'",)
+    assert found.problems == ("format: expected 'gramcert certificate 4', got 'another certificate'",)
 
 
 def test_a_certificate_of_an_older_version_is_refused_with_what_to_do(model, certificate):
     found = gramcert.verify(sealed(certificate | {"format": "gramcert certificate 2"}), model)
     assert found.problems == (
-        "format: expected 'gramcert certificate 3', got 'gramcert certificate 2'; audit the model again",
+        "format: expected 'gramcert certificate 4', got 'gramcert certificate 2'; audit the model again",
     )
 
 

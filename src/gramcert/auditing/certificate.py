@@ -26,7 +26,7 @@ from gramcert.operators.measurement import Measured, Measurement, Norm
 from gramcert.operators.propagation import Followed, Follower, Measure, Plan, Step
 from gramcert.rounding import root_up
 
-FORMAT = "gramcert certificate 3"
+FORMAT = "gramcert certificate 4"
 
 # Of what a vector proves from below, this part is not claimed: another machine rounds otherwise and proves less.
 WITNESS_MARGIN = 1e-6

@@ -40,6 +40,9 @@ HOPELESS = 4.0
 # components up to which each is tried alone.
 WORTH_SHIFTING, FEW_COMPONENTS = 0.02, 8
 
+# What is told of it.
+CLOSED_FORM = "multipliers in closed form"
+
 # Entries that may be held, four times as many for a pass with gradients, and operations that a proof may take.
 MOST_HELD, MOST_OPERATIONS = 1.5e8, 8e12
 
@@ -103,7 +106,7 @@ def bound_by_forms(
         costs = _described(graph, norms)
     except NotDescribedError as error:
         return Forms(reason=str(error))
-    elimination, proposal = _going_on(costs, start()) or _shifted(costs)
+    elimination, proposal = _going_on(costs, start()) or _shifted(costs, budget.report)
     if proposal is None:
         return Forms(reason="no multipliers were found")
     if costs.can_descend and proposal.logarithm < 2 * math.log(HOPELESS * below):
@@ -141,18 +144,21 @@ def is_worth_trying(graph: Graph) -> bool:
     return maps > 1 and any(isinstance(node.operation, Nonlinear) for node in graph.nodes.values())
 
 
-def _shifted(costs: "Costs") -> tuple[Elimination, Proposal | None]:
+def _shifted(costs: "Costs", report: Report) -> tuple[Elimination, Proposal | None]:
     """The closed form on the frequencies of each component that suit it better."""
     program, elimination = costs.program, costs.elimination()
+    count = len(program.components)
+    can_be = [component.can_be_shifted for component in program.components]
+    alone = [[number == other for other in range(count)] for number in range(count) if can_be[number]]
+    trials = alone if count <= FEW_COMPONENTS else [can_be]
+    report(CLOSED_FORM, 0, len(trials) + 1)
     few = None if elimination.has_all else closed_form(costs.elimination(LEAST_SEARCHED))
     best = closed_form(elimination, few.closed if few is not None else None)
-    count = len(program.components)
     chosen = [False] * count
-    can_be = [component.can_be_shifted for component in program.components]
-    alone = [[number == other and can_be[number] for other in range(count)] for number in range(count)]
-    for added in alone if count <= FEW_COMPONENTS else [can_be]:
-        if best is None or best.closed is None or not any(added):
-            continue
+    for done, added in enumerate(trials, 1):
+        report(CLOSED_FORM, done, len(trials) + 1)
+        if best is None or best.closed is None:
+            break
         tried = [one or other for one, other in zip(chosen, added, strict=True)]
         program.shift(tried)
         other = costs.elimination()
@@ -187,7 +193,7 @@ def _proved(costs: "Costs", elimination: Elimination, proposal: Proposal, below:
         if elimination.has_all:
             passed = elimination.run(parameters, math.inf)
         else:
-            passed = elimination.settle(parameters, GROWN) or _grown(costs, elimination, parameters)
+            passed = elimination.settle(parameters, GROWN, report) or _grown(costs, elimination, parameters)
     if passed is None:
         return Forms(reason="the search did not see the worst frequencies")
     has_cells = any(component.has_cells for component in program.components)

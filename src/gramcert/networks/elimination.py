@@ -21,6 +21,7 @@ from torch import Tensor
 from gramcert.certified.frequencies import Frequencies
 from gramcert.networks.blocks import dense, factorised, is_diagonal, product, solved, total, with_rows
 from gramcert.networks.program import MANY_FREQUENCIES, Program, Relation, Term
+from gramcert.progress import Report, silent
 
 # Smaller entries of a diagonal, relative to the largest, are raised to this.
 LEAST_SHAPE = 1e-6
@@ -247,7 +248,9 @@ class Elimination:
             _add(live, {j: with_rows(root, symbol) for j, symbol in symbols.items()}, 1 if c > 0 else -1)
         return True
 
-    def settle(self, parameters: list[Tensor], growths: tuple[float, ...]) -> Eliminated | None:
+    def settle(
+        self, parameters: list[Tensor], growths: tuple[float, ...], report: Report = silent
+    ) -> Eliminated | None:
         """A pass at all frequencies, one component after the other, a few frequencies at a time.
 
         The logarithms of the multipliers of a component grow from variable to variable until they are large enough at
@@ -260,7 +263,8 @@ class Elimination:
         scales, gains, logarithm = [0.0] * len(program.components), dict[int, float](), -math.inf
         for terms in program.outputs:
             scales[program.home[terms[0].variable]] = 1.0
-        for number in order:
+        for done, number in enumerate(order):
+            report("forms at all frequencies", done, len(order))
             variables = program.components[number].variables
             for growth in growths:
                 given = [part + growth * (variables[-1] - v + 1) for v, part in enumerate(parameters)]

@@ -15,8 +15,7 @@ in the same way values go from images to vectors, and back.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,12 +32,13 @@ from gramcert.networks.filters import (
     padding_square,
     row_length,
 )
-from gramcert.networks.program import CoupledPaddingError, Program, Relation, Steps, Term, Variable
+from gramcert.networks.program import CoupledPaddingError, Program, Relation, Term, Variable
+from gramcert.networks.values import SizedMatrix, Value, are_alike, in_order, least_torus, moved_on
 from gramcert.operators.composition import compose
 from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum
 from gramcert.operators.linear import LinearMap, Move, Scale, Shape, composed_error
 from gramcert.operators.matrices import AxisMatrix, Convolve
-from gramcert.rounding import absolute_sums, norm_up, root_up, up
+from gramcert.rounding import root_up, up
 
 # Entries of all values of a network up to which all of it is made of vectors; of one vector, of one that is a matrix of
 # itself, and of one matrix.
@@ -46,52 +46,6 @@ SMALL_NETWORK, MOST_ENTRIES, MOST_IDENTITY, MOST_MATRIX = 1536, 2**17, 8192, 4 *
 
 # Functions of corresponding entries.
 ENTRYWISE = ("maximum", "minimum")
-
-
-@dataclass(frozen=True, eq=False)
-class Value:
-    """A value as a sum of filters of variables, without its window where ``is_whole`` is false.
-
-    Attributes:
-        terms: variable and filter; ``None`` for the variable itself.
-        channels: how many.
-        sizes: of the window.
-        step: distance of its places.
-        is_whole: whether the sum is zero outside of the window.
-        summed: axes along which it was summed, and the digests of the weights: it stands for their sum at every place.
-    """
-
-    terms: tuple[tuple[int, Filter | None], ...]
-    channels: int
-    sizes: Shape
-    step: Steps
-    is_whole: bool = True
-    summed: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def axes(self) -> int:
-        """Number of axes of the lattice."""
-        return len(self.step)
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether it stands for one vector, at every place of the lattice."""
-        return bool(self.axes) and len(self.summed) == self.axes
-
-    @property
-    def lattice(self) -> tuple[object, ...]:
-        """What values that are added have in common."""
-        return self.sizes, self.step, self.summed
-
-    @property
-    def variables(self) -> list[int]:
-        """What it is a sum of."""
-        return [v for v, _ in self.terms]
-
-    @property
-    def is_vector(self) -> bool:
-        """Whether its channels are all that it has."""
-        return not self.axes or self.is_spread
 
 
 def program_of(graph: Graph, most_coupled: float = MOST_COUPLED, norms: Mapping[str, float] | None = None) -> Program:
@@ -198,7 +152,11 @@ class _Reader:
     def _input(self, shape: Shape) -> Value:
         if self.variables:
             raise NotDescribedError("it has several inputs")
-        value = _image(shape, self.axes) if self.axes and is_image(shape, self.axes) else _vector(math.prod(shape))
+        value = (
+            Value.image(shape, self.axes)
+            if self.axes and is_image(shape, self.axes)
+            else Value.vector(math.prod(shape))
+        )
         if value.is_vector:
             self._require_room(value.channels)
         nothing = torch.zeros(0, dtype=torch.int64)
@@ -259,7 +217,7 @@ class _Reader:
         self._require_room(value.channels * places)
         channels = torch.arange(value.channels)
         ties = channels.repeat_interleave(places)
-        flat = self._bounded(value, _vector(value.channels * places), 1.0, ties, channels)
+        flat = self._bounded(value, Value.vector(value.channels * places), 1.0, ties, channels)
         self.unflattened[flat.variables[0]] = value
         return flat
 
@@ -267,12 +225,12 @@ class _Reader:
         """Without a lattice."""
         if value.is_spread:
             ties = torch.arange(value.channels)
-            return self._bounded(value, _vector(value.channels), 1.0, ties, ties)
+            return self._bounded(value, Value.vector(value.channels), 1.0, ties, ties)
         return self._as_vector(value)
 
     def _as_image(self, value: Value, shape: Shape, axes: int) -> Value:
         """A vector of this shape on a lattice."""
-        image = _image(shape, axes)
+        image = Value.image(shape, axes)
         places = math.prod(image.sizes)
         channels = torch.arange(image.channels)
         return self._bounded(value, image, 1.0, channels, channels.repeat_interleave(places))
@@ -311,7 +269,7 @@ class _Reader:
             self._require_room(channels)
             if [before for _, before in value.terms] == [None]:  # without the matrix from an image to its entries
                 value = self.unflattened.get(value.variables[0], value)
-            return self._bounded(value, _vector(channels), self._norm(node, linear))
+            return self._bounded(value, Value.vector(channels), self._norm(node, linear))
         terms = []
         for v, before in value.terms:
             if before is None:
@@ -338,7 +296,7 @@ class _Reader:
         if isinstance(linear, Move):  # nothing is rounded
             error = up(before.error * linear.size) if before.error else 0.0
         else:
-            error = composed_error(_Matrix(columns, before.error), linear, linear.terms)
+            error = composed_error(SizedMatrix(columns, before.error), linear, linear.terms)
         return Filter(matrix, (), (), error)
 
     @staticmethod
@@ -367,7 +325,7 @@ class _Reader:
         along = isinstance(linear, AxisMatrix) and linear.axis > channel_axis(linear.source, axes)
         if found is None and along and is_image(linear.source, axes):  # on each channel the same matrix
             ties = torch.arange(value.channels)
-            return self._bounded(value, _image(linear.target, axes), self._norm(node, linear), ties, ties)
+            return self._bounded(value, Value.image(linear.target, axes), self._norm(node, linear), ties, ties)
         if found is None:
             return self._vector_map(node, self._as_vector(value), linear)
         return self._filtered(node, value, found, linear.target, is_circle(linear))
@@ -376,7 +334,7 @@ class _Reader:
         """A filter, and what it asks of the torus."""
         sizes = target[-value.axes :]
         step = tuple(a / s if found.adjoint else a * s for a, s in zip(value.step, found.stride, strict=True))
-        least = value.sizes if is_circle else _least_torus(found, value.sizes, sizes)
+        least = value.sizes if is_circle else least_torus(found, value.sizes, sizes)
         is_strided = set(found.stride) != {1} and not found.adjoint
         fits = self.coupling.has_room(value.variables, least, value.step, is_exact=is_circle)
         if not fits or (is_strided and not self.coupling.is_worth(value.variables, step)):
@@ -463,15 +421,15 @@ class _Reader:
         before = self.graph.nodes[node.inputs[0]].shape
         axes = value.axes
         if not value.is_vector and is_image(before, axes) and is_image(node.shape, axes):
-            image = _image(node.shape, axes)
-            step = _moved_on(value, image.sizes)
+            image = Value.image(node.shape, axes)
+            step = moved_on(value, image.sizes)
             result = replace(image, step=step)
             # The last axes are pooled: with as many as the lattice has, channels stay apart.
             if operation.name == "max pool" and operation.parameters.get("axes") == axes:
                 ties = torch.arange(value.channels)
                 return self._bounded(value, result, operation.constant, ties, ties)
             return self._bounded(value, result, operation.constant)
-        vector = _vector(math.prod(node.shape))
+        vector = Value.vector(math.prod(node.shape))
         self._require_room(vector.channels)
         return self._bounded(value, vector, operation.constant)
 
@@ -490,25 +448,25 @@ class _Reader:
     def _alike(self, values: list[Value]) -> list[Value]:
         """Values on one lattice, or all of them as vectors."""
         values = [self._settled(value) for value in values]
-        return values if _are_alike(values) else [self._plain_vector(value) for value in values]
+        return values if are_alike(values) else [self._plain_vector(value) for value in values]
 
     def _joint(self, node: Node, values: list[Value], operation: Joint) -> Value:
         shapes = [self.graph.nodes[name].shape for name in node.inputs]
         if operation.name in ENTRYWISE and set(shapes) == {node.shape}:
             values = self._alike(values)
             ties = torch.arange(values[0].channels)
-            together = self._beside(values, _in_order(values))
+            together = self._beside(values, in_order(values))
             return self._bounded(together, values[0], 1.0, ties, ties.repeat(len(values)))
         if operation.name != "concatenate":
             values = [self._plain_vector(self._settled(value)) for value in values]
-            vector = _vector(math.prod(node.shape))
+            vector = Value.vector(math.prod(node.shape))
             self._require_room(vector.channels)
-            return self._bounded(self._beside(values, _in_order(values)), vector, 1.0)
+            return self._bounded(self._beside(values, in_order(values)), vector, 1.0)
         values = [self._settled(value) for value in values]
         at = channel_axis(node.shape, values[0].axes)
         others = {(*shape[:at], *shape[at + 1 :]) for shape in [*shapes, node.shape]}
-        if _are_alike(values) and not values[0].is_vector and at >= 0 and len(others) == 1:
-            return self._beside(values, _in_order(values))
+        if are_alike(values) and not values[0].is_vector and at >= 0 and len(others) == 1:
+            return self._beside(values, in_order(values))
         return self._beside_vectors(node, values, shapes, operation)
 
     def _beside_vectors(self, node: Node, values: list[Value], shapes: list[Shape], operation: Joint) -> Value:
@@ -541,49 +499,3 @@ class _Reader:
                 terms.append((v, replace(one, kernel=larger.movedim(1, 0) if one.adjoint else larger)))
         is_whole = all(value.is_whole for value in values)
         return replace(values[0], terms=tuple(terms), channels=total, is_whole=is_whole)
-
-
-class _Matrix:
-    """What the error of a composition asks of a matrix."""
-
-    def __init__(self, matrix: Tensor, error: float) -> None:
-        rows, columns = absolute_sums(matrix)
-        self.size, self.error = min(root_up(up(rows * columns)), norm_up(matrix)), error
-
-
-def _vector(channels: int) -> Value:
-    return Value((), channels, (), ())
-
-
-def _image(shape: Shape, axes: int) -> Value:
-    return Value((), shape[-axes - 1], tuple(shape[-axes:]), (Fraction(1),) * axes)
-
-
-def _are_alike(values: list[Value]) -> bool:
-    return len({value.lattice for value in values}) == 1
-
-
-def _least_torus(found: Filter, inputs: Shape, outputs: Shape) -> Shape:
-    """Of the places that a filter reads, so that nothing comes round into a window."""
-    if found.is_pointwise:
-        return inputs
-    if found.adjoint:  # the torus of the outputs, in places of the inputs
-        span, larger = found.support(inputs), outputs
-    else:
-        span, larger = found.reach(inputs, outputs), inputs
-    least = tuple(n + max(-low, high - n + 1, 0) for n, (low, high) in zip(larger, span, strict=True))
-    if found.adjoint:
-        return tuple(max(-(-n // s), m) for n, s, m in zip(least, found.stride, inputs, strict=True))
-    return tuple(max(n, m * s) for n, m, s in zip(least, outputs, found.stride, strict=True))
-
-
-def _in_order(values: list[Value]) -> list[Tensor]:
-    """The rows of values one after the other."""
-    return list(torch.arange(sum(value.channels for value in values)).split([value.channels for value in values]))
-
-
-def _moved_on(value: Value, sizes: Shape) -> Steps:
-    """The likely distance of places after pooling, which only has to fit where values meet again."""
-    return tuple(
-        a * max(1, round(before / after)) for a, before, after in zip(value.step, value.sizes, sizes, strict=True)
-    )
