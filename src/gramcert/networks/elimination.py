@@ -74,8 +74,12 @@ class _Block:
         scaled = [(sign, left * root) for sign, left, _ in self.factors]
         with torch.no_grad():
             v = self._leading(scaled, len(root))
+            image = _image(scaled, v)
+            value = (v.conj() * image).sum(-1, keepdim=True)
+            missing = (image - value * v).norm(dim=-1)  # about what is missing to the largest one
         parts = [sign * _times(left, v).abs().square().sum(-1) for sign, left in scaled]
-        return torch.stack(parts).sum(0)[:, None]
+        found: Tensor = torch.stack(parts).sum(0) + missing
+        return found[:, None]
 
     @staticmethod
     def _leading(scaled: list[tuple[int, Tensor]], order: int) -> Tensor:
@@ -86,10 +90,7 @@ class _Block:
         basis = (v / v.norm(dim=-1, keepdim=True))[:, None]  # rows
         images: list[Tensor] = []
         for _ in range(min(ROUNDS, order)):
-            v = basis[:, -1]
-            image = torch.zeros_like(v)
-            for sign, left in scaled:
-                image = image + sign * _times(left, _times(left, v), adjoint=True)
+            image = _image(scaled, basis[:, -1])
             images.append(image)
             for _ in range(2):  # what is left of the image beside the basis
                 image = image - ((basis.conj() @ image[..., None]).mT @ basis)[:, 0]
@@ -368,7 +369,17 @@ def _times(block: Tensor, v: Tensor, *, adjoint: bool = False) -> Tensor:
     """A block, or its adjoint, times a vector for each frequency."""
     if is_diagonal(block):
         return (block.conj() if adjoint else block) * v
-    return ((block.mH if adjoint else block) @ v[..., None])[..., 0]
+    if adjoint:  # without a conjugate of the block
+        return (v.conj()[:, None] @ block)[:, 0].conj()
+    return (block @ v[..., None])[..., 0]
+
+
+def _image(factors: list[tuple[int, Tensor]], v: Tensor) -> Tensor:
+    """Σ ±A*A v."""
+    found = torch.zeros_like(v)
+    for sign, left in factors:
+        found = found + sign * _times(left, _times(left, v), adjoint=True)
+    return found
 
 
 def _largest(spectrum: Tensor, sharpness: float) -> Tensor:
