@@ -38,7 +38,7 @@ DESCRIBED = {
     "images": IMAGES,
     "cut at strides": IMAGES | {"coupling.WORTH_COUPLING": 0.0},
     "cut wherever it can be": IMAGES | {"bound.MOST_COUPLED": 0.0, "coupling.WORTH_COUPLING": 0.0},
-    "cells": IMAGES | {"program.MANY_FREQUENCIES": 0},
+    "cells": IMAGES | {"program.MANY_FREQUENCIES": 0, "program.MOST_CELLS": 2**40, "proof.MOST_CELLS": 2**15},
     "few frequencies, wide matrices": IMAGES
     | {"bound.SEARCHED": 3, "bound.LEAST_SEARCHED": 2, "elimination.WIDE": 0, "elimination.BATCH_ENTRIES": 50},
     "vectors": {},

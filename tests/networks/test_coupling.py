@@ -115,6 +115,87 @@ class TestPaddings:
         assert truth <= found * (1 + ROUNDING) < 12 * truth
 
 
+class TestManyFrequencies:
+    """More than are looked at one by one."""
+
+    def test_cells_hold_at_every_size(self):
+        """The same multipliers, whose cells know nothing of the size."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), Slope("relu"), nn.Conv1d(2, 1, 3, padding=1)).double()
+        with torch.no_grad():
+            for part in (model[0], model[2]):
+                part.weight.abs_()  # all slopes 1 is the worst
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("gramcert.networks.program.MANY_FREQUENCIES", 0)
+            small, large = (bound_by_forms(graph_of(model, (1, n)), Budget(passes=60)).upper for n in (4, 60))
+        truth = largest_gain(model, (1, 60))
+        assert truth <= small < 1.02 * truth
+        assert truth <= large < 1.02 * truth
+
+    def test_large_images_have_cells(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 3, padding=1))
+        graph = graph_of(model, (1, 200, 200))
+        (component,) = increments.program_of(graph).components
+        assert component.has_cells
+        small = bound_by_forms(graph_of(model, (1, 60, 60)), Budget(passes=20)).upper
+        assert small * 0.98 < bound_by_forms(graph, Budget(passes=20)).upper < small * 1.05
+
+    @pytest.mark.parametrize(
+        ("model", "shape"),
+        [
+            (nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv3d(2, 1, 3, padding=1)), (1, 26, 26, 26)),
+            (
+                nn.Sequential(
+                    nn.Conv2d(1, 2, 3, padding=6, dilation=6), nn.ReLU(), nn.Conv2d(2, 1, 3, padding=6, dilation=6)
+                ),
+                (1, 130, 130),
+            ),
+        ],
+        ids=["three axes", "long lags"],
+    )
+    def test_are_listed_where_cells_would_be_more(self, model, shape):
+        graph = graph_of(model, shape)
+        (component,) = increments.program_of(graph).components
+        assert component.count > 8192
+        assert not component.has_cells
+        assert bound_by_forms(graph, Budget(passes=0)).upper < float("inf")
+
+
+def test_lags_are_those_of_the_taps():
+    torch.manual_seed(0)
+    layers = [
+        *(nn.Conv2d(1, 2, (5, 3), padding=(2, 0)), nn.ReLU(), nn.Conv2d(2, 2, 3, stride=(2, 3), padding=1), nn.ReLU()),
+        *(nn.ConvTranspose2d(2, 1, 4, stride=2, padding=1), nn.ReLU(), nn.Conv2d(1, 1, 2, dilation=2)),
+    ]
+    found = increments.program_of(graph_of(nn.Sequential(*layers), (1, 12, 18)))
+    (component,) = found.components
+    largest = [1, 1]
+    for v, variable in enumerate(found.variables):
+        for term in variable.relation.terms:
+            ranges = found.taps(term).ranges
+            assert [(r.start, r.stop - 1) for r in ranges] == term.filter.lags(
+                tuple(
+                    t if term.filter.adjoint else t // s
+                    for t, s in zip(component.phases[term.variable], term.filter.stride, strict=True)
+                )
+            )
+            largest = [max(n, -r.start, r.stop - 1) for n, r in zip(largest, ranges, strict=True)]
+        assert v in component.variables
+    assert all(a >= b for a, b in zip(component.degrees, largest, strict=True))
+
+
+def test_branches_that_begin_with_zeros():
+    """Their variables do not occur."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3, padding=1, bias=False))
+    nn.init.zeros_(inner[2].weight)
+    model = nn.Sequential(Block(inner, nn.Identity(), nn.Identity(), 1), nn.Conv2d(2, 2, 1), nn.ReLU())
+    found = bound_by_forms(graph_of(model, (2, 5, 5)), Budget(passes=20)).upper
+    truth = float(torch.linalg.matrix_norm(model[1].weight.detach().flatten(1), 2))
+    assert truth <= found * (1 + ROUNDING) <= 1.01 * truth
+
+
 class TestWideValues:
     def test_of_many_entries_have_forms(self):
         """More than a matrix of all of them could have."""

@@ -254,7 +254,8 @@ class Costs:
     @property
     def of_proof(self) -> float:
         """Operations at all frequencies, or about as many cells."""
-        counts = [min(component.count, MANY_FREQUENCIES) for component in self.program.components]
+        components = self.program.components
+        counts = [MANY_FREQUENCIES if component.has_cells else component.count for component in components]
         return sum(count * each for count, each in zip(counts, self.operations, strict=True))
 
     @property

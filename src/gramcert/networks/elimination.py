@@ -300,7 +300,8 @@ class Elimination:
         batch = max(1, BATCH_ENTRIES // sum(program.order(v) ** 2 for v in component.variables))
         found: dict[int, float] = {}
         reached = set[int]()
-        for piece in _some(component.frequencies, MANY_FREQUENCIES).split(batch):
+        most = MANY_FREQUENCIES if component.has_cells else component.count
+        for piece in _some(component.frequencies, most).split(batch):
             live: dict[tuple[int, int], _Block] = {}
             for terms, by in entering:
                 symbols = self._symbols(terms, piece)

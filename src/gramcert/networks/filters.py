@@ -93,23 +93,29 @@ class Filter:
             product = torch.einsum("om,mi...->oi...", at_tap(self.kernel, place), first.kernel)
             kernel[(slice(None), slice(None), *at)] += product
         stride, start = tuple(s * t for s, t, _, _ in axes), tuple(s * g + f for s, _, f, g in axes)
-        return Filter(kernel, stride, start, composed_error(first, self, self.kernel[0].numel()))
+        return Filter(kernel, stride, start, _composed_error(first, self, self.kernel[0].numel()))
 
     def _after_adjoint(self, first: "Filter") -> "Filter | None":
         """With a matrix at every place on the other side: B after A* is (AB*)*, and A* after B is (B*A)*."""
         if self.is_pointwise and not self.adjoint:
             matrix = self.kernel.flatten(1)
             kernel = torch.einsum("nm...,om->no...", first.kernel, matrix)
-            return replace(first, kernel=kernel, error=composed_error(first, self, matrix.shape[1]))
+            return replace(first, kernel=kernel, error=_composed_error(first, self, matrix.shape[1]))
         if first.is_pointwise and not first.adjoint:
             matrix = first.kernel.flatten(1)
             kernel = torch.einsum("mo...,mi->io...", self.kernel, matrix)
-            return replace(self, kernel=kernel, error=composed_error(first, self, matrix.shape[0]))
+            return replace(self, kernel=kernel, error=_composed_error(first, self, matrix.shape[0]))
         return None
 
     def signed(self, sign: int) -> "Filter":
         """Times ±1."""
         return self if sign == 1 else Filter(-self.kernel, self.stride, self.first, self.error, self.adjoint)
+
+    def lags(self, scale: Shape) -> list[tuple[int, int]]:
+        """The least and the largest lag of each axis on that lattice."""
+        axes = zip(self.taps, self.stride, self.first, scale, strict=True)
+        found = [(f // (s * t), (s * (t - 1) + k - 1 + f) // (s * t)) for k, s, f, t in axes]
+        return [(-most, -least) for least, most in found] if self.adjoint else found
 
     def on_phases(self, scale: Shape) -> "Taps":
         """On the lattice on which its coarser side has so many phases per axis."""
@@ -140,6 +146,12 @@ class Filter:
             flat = flat.flip(0).mT.contiguous()
             ranges = [range(1 - r.stop, 1 - r.start) for r in ranges]
         return Taps(flat, tuple(ranges), self.error)
+
+
+def _composed_error(first: Filter, second: Filter, terms: int) -> float:
+    """That of a product, but nothing where one of them is zero."""
+    is_zero = any(not part.error and not bool(part.kernel.any()) for part in (first, second))
+    return 0.0 if is_zero else composed_error(first, second, terms)
 
 
 class NotDescribedError(Exception):

@@ -163,7 +163,9 @@ class _Reader:
         return self._new(value, Relation((), None, 1.0, torch.zeros(value.channels, dtype=torch.int64), nothing))
 
     def _terms(self, value: Value) -> tuple[Term, ...]:
-        return tuple(Term(v, self._identity(value) if found is None else found) for v, found in value.terms)
+        """Without those that are zero, as of a branch that was initialised so: their variables do not occur."""
+        terms = tuple(Term(v, self._identity(value) if found is None else found) for v, found in value.terms)
+        return tuple(term for term in terms if term.filter.error or bool(term.filter.kernel.any())) or terms[:1]
 
     def _identity(self, value: Value) -> Filter:
         self._require_room(value.channels, MOST_IDENTITY)

@@ -23,15 +23,16 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from gramcert.certified.frequencies import Frequencies
+from gramcert.certified.frequencies import Cells, Frequencies
 from gramcert.geometry.symbol import FrequencyGrid
 from gramcert.networks.filters import Filter, NotDescribedError, Taps
 from gramcert.operators.linear import Shape
 
 Steps = tuple[Fraction, ...]
 
-# Above so many frequencies of a torus, cells that cover all frequencies are fewer.
-MANY_FREQUENCIES = 8192
+# Frequencies of a torus above which cells that cover all frequencies may be fewer; the radius of the first cells, and
+# how many are looked at.
+MANY_FREQUENCIES, FIRST_RADIUS, MOST_CELLS = 8192, 0.2, 2**15
 
 
 class CoupledPaddingError(NotDescribedError):
@@ -109,6 +110,7 @@ class Component:
         is_circular: whether the torus is that of circular padding.
         is_shifted: whether the frequencies are those halfway between those of the torus. Where nothing comes round the
             torus, what comes round may as well have its sign changed, and these are the frequencies then.
+        degrees: the largest lag in P on each axis, at least 1.
     """
 
     variables: list[int]
@@ -117,6 +119,7 @@ class Component:
     phases: dict[int, Shape]
     is_circular: bool
     is_shifted: bool = False
+    degrees: tuple[float, ...] = ()
 
     @property
     def count(self) -> int:
@@ -137,7 +140,9 @@ class Component:
     @property
     def has_cells(self) -> bool:
         """Whether it is proved for all frequencies there are, and not for those of the torus alone."""
-        return self.count > MANY_FREQUENCIES
+        if not self.sizes or self.count <= MANY_FREQUENCIES:
+            return False
+        return Cells.most(list(self.degrees), FIRST_RADIUS) <= MOST_CELLS // 4  # so that some can be split
 
     @property
     def can_be_shifted(self) -> bool:
@@ -182,7 +187,10 @@ class Program:
         groups: dict[int, list[int]] = {}
         for v in range(len(self.variables)):
             groups.setdefault(root(v), []).append(v)
-        return [self._component(group) for group in groups.values()]
+        found = [self._component(group) for group in groups.values()]
+        for component in found:
+            component.degrees = self._degrees(component)
+        return found
 
     def shift(self, shifts: list[bool]) -> bool:
         """Choose the frequencies of each component; whether that can be done."""
@@ -210,11 +218,22 @@ class Program:
     def taps(self, term: Term) -> Taps:
         """A term on the lattice of its component."""
         if term not in self._taps:
-            phases = self.components[self.home[term.variable]].phases[term.variable]
-            if not term.filter.adjoint:
-                phases = tuple(t // s for t, s in zip(phases, term.filter.stride, strict=True))
-            self._taps[term] = term.filter.on_phases(phases)
+            component = self.components[self.home[term.variable]]
+            self._taps[term] = term.filter.on_phases(_coarser_phases(term, component))
         return self._taps[term]
+
+    def _degrees(self, component: Component) -> tuple[float, ...]:
+        """Of couplings their lags, of squares the differences of two of them."""
+        inside, found = set(component.variables), [1] * len(component.sizes)
+        for v, terms in self._read():
+            if not terms or terms[0].variable not in inside:
+                continue
+            _, b, c = (1.0, 0.0, 1.0) if v is None else self.variables[v].relation.weights
+            lags = [term.filter.lags(_coarser_phases(term, component)) for term in terms]
+            for axis in range(len(found)):
+                least, most = min(lag[axis][0] for lag in lags), max(lag[axis][1] for lag in lags)
+                found[axis] = max(found[axis], max(-least, most) if b else 0, most - least if c else 0)
+        return tuple(map(float, found))
 
     def _component(self, group: list[int]) -> Component:
         steps = [self.variables[v].step for v in group]
@@ -248,6 +267,14 @@ class Program:
             (v, variable.relation.terms) for v, variable in enumerate(self.variables)
         ]
         return found + [(None, terms) for terms in self.outputs]
+
+
+def _coarser_phases(term: Term, component: Component) -> Shape:
+    """Of the coarser side of a filter."""
+    phases = component.phases[term.variable]
+    if term.filter.adjoint:
+        return phases
+    return tuple(t // s for t, s in zip(phases, term.filter.stride, strict=True))
 
 
 def _common_multiple(values: list[Fraction]) -> Fraction:

@@ -38,7 +38,7 @@ from gramcert.certified.frequencies import Cells, Frequencies
 from gramcert.networks.blocks import factorised, is_diagonal, product, solved, total, with_rows
 from gramcert.networks.filters import Taps
 from gramcert.networks.pattern import Pattern, parts_of
-from gramcert.networks.program import Component, Program
+from gramcert.networks.program import FIRST_RADIUS, MOST_CELLS, Component, Program
 from gramcert.progress import Report, silent
 from gramcert.rounding import (
     TWIDDLE_ERROR,
@@ -57,8 +57,8 @@ from gramcert.rounding import (
 # Bytes of matrices that are factorised at a time.
 BATCH_BYTES = 2**27
 
-# Of cells: the radius of the first, how often they are split, and how many are looked at.
-FIRST_RADIUS, MOST_SPLITS, MOST_CELLS = 0.2, 6, 2**15
+# How often cells are split.
+MOST_SPLITS = 6
 
 # Multipliers and weights of relations are 0 or between these, so that no product of two of them leaves the numbers of
 # full precision: rounding is charged relative to what was rounded.
@@ -157,7 +157,7 @@ class _Proof:
     def _holds_on_cells(self, error: float, colours: int) -> bool:
         """The same for all frequencies there are."""
         level = up(colours * self._largest_block())
-        cells, looked = Cells.cover(self._degrees(), FIRST_RADIUS), 0
+        cells, looked = Cells.cover(list(self.component.degrees), FIRST_RADIUS), 0
         for _ in range(MOST_SPLITS):
             looked += len(cells)
             if looked > MOST_CELLS:
@@ -173,19 +173,9 @@ class _Proof:
             cells = cells.split()
         return False
 
-    def _degrees(self) -> list[float]:
-        """The largest lag in P on each axis."""
-        found = [1.0] * len(self.component.sizes)
-        for part, is_sum in [(part, True) for part in self.sums] + [(part, False) for _, part in self.coupled]:
-            for axis in range(len(found)):
-                lags = [tap.ranges[axis] for taps in part.terms.values() for tap in taps]
-                least, most = min(lag.start for lag in lags), max(lag.stop - 1 for lag in lags)
-                found[axis] = max(found[axis], float(most - least if is_sum else max(-least, most)))
-        return found
-
     def _largest_block(self) -> float:
         """Above all eigenvalues of the diagonal blocks of P, at every frequency."""
-        largest = 0.0
+        largest, lags = 0.0, 1
         for v, values in self.weighted.items():
             parts = [float((values * self.scale[v].square()).max())]
             for part in self.sums:  # with a negative weight they are added
@@ -193,9 +183,10 @@ class _Proof:
                 if v in part.terms and weight > 0:
                     amounts = sum(tap.amounts() for tap in part.terms[v]) * self.scale[v]
                     assert isinstance(amounts, Tensor)
+                    lags = max(lags, sum(len(tap.matrices) for tap in part.terms[v]))
                     parts.append(up(weight * up(math.prod(absolute_sums(amounts)))))
             largest = max(largest, sum_up(parts))
-        return up(largest * (1 + 4 * gamma(self.order + 64)))
+        return up(largest * (1 + 4 * gamma(self.order + lags + 64)))
 
     def _symbols(self, part: _Sum, frequencies: Frequencies) -> dict[int, Tensor]:
         """Of each variable, its columns scaled."""
