@@ -93,6 +93,8 @@ def image_networks(draw):
             continue
         parts.append(part)
         channels, size = found.shape[1], found.shape[2]
+    if not parts:
+        parts, channels = [CONVOLUTIONS[axes - 1](channels, 2, 3, padding=1)], 2
     places = size**axes
     end = draw(st.sampled_from(["none", "flat", "mean", "deep mean", "two"]))
     if end == "flat":
@@ -101,7 +103,7 @@ def image_networks(draw):
         parts += [Mean(), nn.Linear(channels, 2)]
     elif end == "deep mean":
         parts += [Mean(), nn.Linear(channels, 3), Slope(draw(st.sampled_from(sorted(SLOPES)))), nn.Linear(3, 2)]
-    model = nn.Sequential(*parts) if parts else nn.Sequential(CONVOLUTIONS[axes - 1](channels, 2, 3, padding=1))
+    model = nn.Sequential(*parts)
     if end == "two":
         model = Both(model, CONVOLUTIONS[axes - 1](channels, 1, 1))
     return _with_statistics(model).double().eval(), shape
