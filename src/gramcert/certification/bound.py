@@ -6,11 +6,10 @@ from torch import Tensor, nn
 
 from gramcert.arguments import Sizes, axis_sizes
 from gramcert.auditing.reading import Source, shape_of_example
+from gramcert.certification.network import constant_of
 from gramcert.certified.choose import certified_convolution
 from gramcert.geometry.convolution import LAYERS
 from gramcert.geometry.recognition import unwrapped
-from gramcert.networks.bound import bound_by_forms
-from gramcert.networks.search import Budget
 from gramcert.nn.activations import Abs, GroupSort, MaxMin
 from gramcert.nn.combining import Concatenation, Residual
 from gramcert.nn.outline import Outline
@@ -20,9 +19,6 @@ from gramcert.operators.graph import Builder, Graph
 from gramcert.operators.measurement import NormOfLayer
 from gramcert.operators.network import Network
 from gramcert.rounding import checked_arithmetic
-
-# Passes of the search for multipliers.
-PASSES = 40
 
 # Of an input whose channels no layer fixes: so many can be paired and sorted.
 EVEN_CHANNELS = 12
@@ -73,8 +69,7 @@ def lipschitz_bound(
     if input_size is None and input_shape is None:  # forms need shapes
         return product
     with checked_arithmetic(call):
-        forms = bound_by_forms(network.plan.graph, Budget(passes=PASSES), below=product, norms=network.norms)
-        return min(product, forms.upper)
+        return constant_of(network, product)
 
 
 def _graph(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[int] | Tensor | None) -> Graph:

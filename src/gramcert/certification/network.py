@@ -23,6 +23,9 @@ from gramcert.rounding import next_up, row_norms_up, up
 # Passes of the search for multipliers, and operations of proofs up to which each pair of classes has its own.
 PASSES, WORTH_PAIRS = 40, 3e11
 
+# Operations of a proof up to which forms are tried at all by calls that show no progress: seconds.
+QUICK_PROOF = 2e10
+
 # In place of a constant of 0, that of a network which ignores its input.
 _SMALLEST = 2.0**-500
 
@@ -45,9 +48,7 @@ class CertifiedNetwork:
         self._head, self._features = _head(graph, logits)
         before = Graph(graph.nodes, {"features": self._features}, [], graph.types)
         network = Network(call, before, report)
-        product = network.follow().upper
-        forms = bound_by_forms(network.plan.graph, Budget(passes=PASSES), below=product, norms=network.norms)
-        self.lipschitz = min(product, forms.upper)
+        self.lipschitz = constant_of(network, network.follow().upper)
         try:
             self._evaluation = Evaluation(network.plan, network.measure)
         except NotEvaluatedError as error:
@@ -72,6 +73,13 @@ class CertifiedNetwork:
         logits = values[:, 0]
         lipschitz = max(self.lipschitz, _SMALLEST)
         return logits, radii(self._weight, logits, lipschitz, rounding, distance, self._differences), distance
+
+
+def constant_of(network: Network, product: float) -> float:
+    """The smaller of the product of norms and of what forms prove in a short search, which depends on no clock."""
+    budget, graph = Budget(passes=PASSES), network.plan.graph
+    forms = bound_by_forms(graph, budget, below=product, norms=network.norms, most_operations=QUICK_PROOF)
+    return min(product, forms.upper)
 
 
 def _differences(call: str, graph: Graph, weight: Tensor, lipschitz: float, report: Report) -> Tensor | None:

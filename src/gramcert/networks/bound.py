@@ -87,6 +87,7 @@ def bound_by_forms(
     *,
     below: float = math.inf,
     norms: Mapping[str, float] | None = None,
+    most_operations: float = math.inf,
     start: Callable[[], Proposal | None] = lambda: None,
     keep: Keep = lambda _: None,
 ) -> Forms:
@@ -97,6 +98,7 @@ def bound_by_forms(
         budget: for the descent from the closed form.
         below: what the constant has to be below to be of use.
         norms: proved ones of linear maps, by their nodes, for those that are too large for a form.
+        most_operations: of one proof; for those who cannot wait for more.
         start: an earlier proposal to go on from.
         keep: told of proposals to go on from.
     """
@@ -106,6 +108,8 @@ def bound_by_forms(
         costs = _described(graph, norms)
     except NotDescribedError as error:
         return Forms(reason=str(error))
+    if costs.of_proof > most_operations:
+        return Forms(reason=f"a proof takes {costs.of_proof:.1g} operations")
     elimination, proposal = _going_on(costs, start()) or _shifted(costs, budget.report)
     if proposal is None:
         return Forms(reason="no multipliers were found")
