@@ -22,6 +22,7 @@ ORDER = (
         "parametrizations",
         "operators",
         "networks",
+        "minorants",
         "nn",
         "training",
         "auditing",

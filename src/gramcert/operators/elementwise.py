@@ -43,6 +43,27 @@ SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 _UNIT: Slopes = (0.0, 1.0)
 _SIGNED: Slopes = (-1.0, 1.0)
 
+
+@dataclass(frozen=True)
+class Pieces:
+    """A continuous function that is slopes[k]·x + offsets[k] between breaks[k - 1] and breaks[k], to the last bit."""
+
+    breaks: tuple[float, ...]
+    slopes: tuple[Number, ...]
+    offsets: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Between which numbers the slopes of the slope lie; the slope itself does not jump."""
+
+    least: float
+    most: float
+
+
+# What is known of a function near a point: that it is one of some piecewise linear ones, or how it bends.
+Local = tuple[Pieces, ...] | Curvature | None
+
 _SOFTPLUS = (
     "softplus is taken as log(1 + e^x); torch's switch to the identity above its threshold, at least 20, changes "
     "values by less than 5e-9 and counts as rounding"
@@ -60,6 +81,7 @@ class Function:
         assumed: what its slopes rest on.
         compute: its values, where that is not torch's operator of its name with its parameters.
         is_exact: whether it only selects, negates or drops numbers, and so rounds nothing.
+        local: what is known of it near a point; where it has parameters, a function of them.
     """
 
     slopes: Slopes | str | Callable[..., Slopes | str]
@@ -68,6 +90,11 @@ class Function:
     assumed: str = ""
     compute: Callable[..., Tensor] | None = None
     is_exact: bool = False
+    local: "Local | Callable[..., Local]" = None
+
+    def local_for(self, parameters: Mapping[str, Number]) -> Local:
+        """What is known near a point, for parameters or for their defaults."""
+        return self.local(**{**self.parameters, **parameters}) if callable(self.local) else self.local
 
     def slopes_for(self, parameters: Mapping[str, Number]) -> Slopes | str:
         """The slopes for parameters, or for their defaults."""
@@ -141,6 +168,52 @@ def gated_clamp(shift: float, min: float, max: float) -> Slopes | str:
     return builtins.min(slopes) - off, builtins.max(slopes) + off
 
 
+def _float32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+def bent(*points: tuple[float, Number], offset: float = 0.0) -> tuple[Pieces, ...]:
+    """One function by the slope before its first break, (-inf, slope), and the slope behind each break."""
+    (_, first), *others = points
+    offsets, slopes = [offset], [first]
+    for place, slope in others:
+        # Slopes are 0 and 1, or the break is at 0: nothing here is rounded.
+        offsets.append(offsets[-1] + float(slopes[-1] - slope) * place if place else offsets[-1])
+        slopes.append(slope)
+    return (Pieces(tuple(place for place, _ in others), tuple(slopes), tuple(offsets)),)
+
+
+def bent_leaky(negative_slope: float) -> Local:
+    """With the slope as it is written, and as it is in float32."""
+    both = dict.fromkeys((negative_slope, _float32(negative_slope)))
+    return tuple(piece for slope in both for piece in bent((-math.inf, slope), (0.0, 1.0)))
+
+
+def bent_clamp(min: float = -math.inf, max: float = math.inf) -> Local:
+    """Between two limits, of which one may be missing."""
+    if not min <= max or any(_float32(limit) != limit for limit in (min, max)):  # which a model may round
+        return None
+    rising = [(min, 1.0)] if math.isfinite(min) else []
+    level = [(max, 0.0)] if math.isfinite(max) else []
+    points = [(-math.inf, 0.0 if rising else 1.0), *rising, *level]
+    return bent(*points, offset=min if rising else 0.0)
+
+
+def bent_elu(alpha: float, scale: float, input_scale: float) -> Local:
+    """e^x - 1 below 0; with other numbers its slope jumps at 0."""
+    return Curvature(0.0, 1.0) if alpha == scale == input_scale == 1 else None
+
+
+def bent_celu(alpha: float) -> Local:
+    """α(e^(x/α) - 1) below 0."""
+    return Curvature(0.0, up(1 / alpha)) if _float32(alpha) == alpha else None
+
+
+def bent_softplus(beta: float, threshold: float) -> Local:
+    """Its slope is a sigmoid."""
+    return Curvature(0.0, beta / 4) if _float32(beta) == beta else None
+
+
 # Torch's elementwise operators in float64: |computed - true| <= γ_ULPS·g·(1 + |x| + |f(x)|) in each entry, where g is
 # the product of 1 + |p| over the parameters. So far does f move by a parameter, too: |Δf| <= 4g·|Δp|·(1 + |x|).
 ULPS = 64
@@ -151,33 +224,39 @@ ELEMENTARY = (
 
 
 TABLE: dict[str, Function] = {
-    "identity": Function((1.0, 1.0), nn.Identity, compute=lambda x: x, is_exact=True),
-    "relu": Function(_UNIT, nn.ReLU, is_exact=True),
-    "relu6": Function(_UNIT, nn.ReLU6, is_exact=True),
-    "hardtanh": Function(_UNIT, nn.Hardtanh, {"min_val": -1.0, "max_val": 1.0}, is_exact=True),
-    "clamp": Function(_UNIT, parameters={"min": -math.inf, "max": math.inf}, is_exact=True),
+    "identity": Function((1.0, 1.0), nn.Identity, compute=lambda x: x, is_exact=True, local=bent((-math.inf, 1.0))),
+    "relu": Function(_UNIT, nn.ReLU, is_exact=True, local=bent_clamp(0.0)),
+    "relu6": Function(_UNIT, nn.ReLU6, is_exact=True, local=bent_clamp(0.0, 6.0)),
+    "hardtanh": Function(
+        _UNIT,
+        nn.Hardtanh,
+        {"min_val": -1.0, "max_val": 1.0},
+        is_exact=True,
+        local=lambda min_val, max_val: bent_clamp(min_val, max_val),
+    ),
+    "clamp": Function(_UNIT, parameters={"min": -math.inf, "max": math.inf}, is_exact=True, local=bent_clamp),
     "gated clamp": Function(gated_clamp, parameters={"shift": 3.0, "min": 0.0, "max": 6.0}),
-    "leaky_relu": Function(leaky, nn.LeakyReLU, {"negative_slope": 0.01}),
+    "leaky_relu": Function(leaky, nn.LeakyReLU, {"negative_slope": 0.01}, local=bent_leaky),
     "rrelu": Function(
         random_leaky,
         nn.RReLU,
         {"lower": 1 / 8, "upper": 1 / 3},
         compute=lambda x, lower, upper: F.leaky_relu(x, (lower + upper) / 2),
     ),
-    "prelu": Function(prelu, nn.PReLU, {"weight": 0.25}),
+    "prelu": Function(prelu, nn.PReLU, {"weight": 0.25}, local=lambda weight: bent((-math.inf, weight), (0.0, 1.0))),
     "threshold": Function(threshold, nn.Threshold, {"threshold": 0.0, "value": 0.0}),
-    "elu": Function(elu, nn.ELU, {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}),
+    "elu": Function(elu, nn.ELU, {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}, local=bent_elu),
     "selu": Function(
         elu, nn.SELU, {"alpha": SELU_ALPHA, "scale": SELU_SCALE, "input_scale": 1.0}, compute=torch.ops.aten.elu
     ),
-    "celu": Function(celu, nn.CELU, {"alpha": 1.0}),
-    "softplus": Function(softplus, nn.Softplus, {"beta": 1.0, "threshold": 20.0}, _SOFTPLUS),
-    "tanh": Function(_UNIT, nn.Tanh),
-    "softsign": Function(_UNIT, nn.Softsign, compute=F.softsign),
-    "log_sigmoid": Function(_UNIT, nn.LogSigmoid),
+    "celu": Function(celu, nn.CELU, {"alpha": 1.0}, local=bent_celu),
+    "softplus": Function(softplus, nn.Softplus, {"beta": 1.0, "threshold": 20.0}, _SOFTPLUS, local=bent_softplus),
+    "tanh": Function(_UNIT, nn.Tanh, local=Curvature(-0.7698004, 0.7698004)),
+    "softsign": Function(_UNIT, nn.Softsign, compute=F.softsign, local=Curvature(-2.0, 2.0)),
+    "log_sigmoid": Function(_UNIT, nn.LogSigmoid, local=Curvature(-0.25, 0.0)),
     "softshrink": Function(_UNIT, nn.Softshrink, {"lambd": 0.5}),
-    "tanhshrink": Function(_UNIT, nn.Tanhshrink, compute=F.tanhshrink),
-    "sigmoid": Function((0.0, 0.25), nn.Sigmoid),
+    "tanhshrink": Function(_UNIT, nn.Tanhshrink, compute=F.tanhshrink, local=Curvature(-0.7698004, 0.7698004)),
+    "sigmoid": Function((0.0, 0.25), nn.Sigmoid, local=Curvature(-0.0962251, 0.0962251)),
     "hardsigmoid": Function(
         hard_sigmoid, nn.Hardsigmoid, {"alpha": SIXTH}, compute=lambda x, alpha: (alpha * x + 0.5).clamp(0, 1)
     ),
@@ -187,17 +266,19 @@ TABLE: dict[str, Function] = {
         compute=lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
     ),
     "hardswish": Function(HARDSWISH, nn.Hardswish),
-    "silu": Function(SILU, nn.SiLU),
-    "gelu": Function(GELU, nn.GELU),
-    "gelu_tanh": Function(GELU_TANH, compute=lambda x: F.gelu(x, approximate="tanh")),
+    "silu": Function(SILU, nn.SiLU, local=Curvature(-0.03692, 0.5)),
+    "gelu": Function(GELU, nn.GELU, local=Curvature(-0.10799, 0.79789)),
+    "gelu_tanh": Function(
+        GELU_TANH, compute=lambda x: F.gelu(x, approximate="tanh"), local=Curvature(-0.10799, 0.79789)
+    ),
     "gelu by tanh": Function(GELU_BY_TANH),
-    "mish": Function(MISH, nn.Mish, assumed=_SOFTPLUS),
-    "erf": Function(ERF),
-    "abs": Function(_SIGNED, is_exact=True),
-    "sin": Function(_SIGNED),
-    "cos": Function(_SIGNED),
-    "atan": Function(_UNIT),
-    "asinh": Function(_UNIT),
+    "mish": Function(MISH, nn.Mish, assumed=_SOFTPLUS, local=Curvature(-0.05904, 0.64421)),
+    "erf": Function(ERF, local=Curvature(-0.96789, 0.96789)),
+    "abs": Function(_SIGNED, is_exact=True, local=bent((-math.inf, -1.0), (0.0, 1.0))),
+    "sin": Function(_SIGNED, local=Curvature(-1.0, 1.0)),
+    "cos": Function(_SIGNED, local=Curvature(-1.0, 1.0)),
+    "atan": Function(_UNIT, local=Curvature(-0.64952, 0.64952)),
+    "asinh": Function(_UNIT, local=Curvature(-0.38491, 0.38491)),
     "exp": Function("its slope e^x is unbounded"),
     "log": Function("its slope 1/x is unbounded near 0"),
     "sqrt": Function("its slope is unbounded near 0"),
@@ -279,10 +360,6 @@ def _product(first: float, second: float) -> float:
     largest = max(abs(first), abs(_float32(first))) * max(abs(second), abs(_float32(second)))
     exactly = first in (1.0, 0.0) and second in (1.0, 0.0)
     return largest if exactly else math.copysign(up(largest), first * second)
-
-
-def _float32(value: float) -> float:
-    return float(torch.tensor(value, dtype=torch.float32))
 
 
 def _off(number: float) -> float:

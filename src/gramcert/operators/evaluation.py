@@ -11,6 +11,8 @@ are 0.1. On the way from one value to the next the roundings of several maps pas
 bounded there by the norms of their absolute values.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -25,11 +27,28 @@ class NotEvaluatedError(TypeError):
     """A value that cannot be computed here, for the reason in the message."""
 
 
+@dataclass(frozen=True)
+class Course:
+    """A batch on its way through a network.
+
+    Attributes:
+        values: those that were asked for.
+        local: what rounding did in the last operation to each value, for each sample.
+        between: the same since the values at which the step to a value begins.
+        distances: of these from the exact ones.
+    """
+
+    values: dict[str, Tensor]
+    local: dict[str, Tensor]
+    between: dict[str, Tensor]
+    distances: dict[str, Tensor]
+
+
 class Evaluation:
     """A network made ready for inputs of one shape."""
 
     def __init__(self, plan: Plan, measure: Measure) -> None:
-        self.nodes, self.order, self.outputs = plan.graph.nodes, plan.order, set(plan.graph.outputs.values())
+        self.nodes, self.order = plan.graph.nodes, plan.order
         # Where the steps to each value begin, and the constant of each of them.
         self.steps: dict[str, tuple[tuple[str, ...], float]] = {}
         for name in plan.order:
@@ -47,20 +66,26 @@ class Evaluation:
 
     def __call__(self, x: Tensor, name: str) -> Rounded:
         """One output for a batch (samples, *shape) of inputs, and for each sample its distance from the exact one."""
-        values, local = self._values(x)
+        course = self.course(x, {name})
+        return course.values[name], course.distances[name]
+
+    def course(self, x: Tensor, kept: set[str]) -> "Course":
+        """All that rounding does on the way, and the values that are asked for."""
+        values, local = self._values(x, kept)
+        between: dict[str, Tensor] = {}
         distances: dict[str, Tensor] = {}
         for place in self.order:
             origins, constant = self.steps[place]
-            total = self._rounding(self.nodes[place], set(origins), local)
+            total = between[place] = self._rounding(self.nodes[place], set(origins), local)
             for origin in origins:
                 # Where nothing was lost before, an infinite constant makes nothing of it.
                 passed = torch.where(distances[origin] == 0, 0.0, next_up(distances[origin] * constant))
                 total = next_up(total + passed)
             distances[place] = total
-        return values[name], distances[name]
+        return Course(values, local, between, distances)
 
-    def _values(self, x: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The outputs, and the rounding of the last operation to each value."""
+    def _values(self, x: Tensor, kept: set[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The values that are asked for, and the rounding of the last operation to each value."""
         last_use = {name: node.name for node in self.nodes.values() for name in node.inputs}
         values: dict[str, Tensor] = {}
         local: dict[str, Tensor] = {}
@@ -68,7 +93,7 @@ class Evaluation:
             inputs = [values[name] for name in node.inputs]
             values[node.name], local[node.name] = _run(node, inputs) if inputs else exactly(x)
             assert tuple(values[node.name].shape[1:]) == node.shape, node.label
-            for name in {*node.inputs} - self.outputs:
+            for name in {*node.inputs} - kept:
                 if last_use[name] == node.name:
                     del values[name]
         return values, local
@@ -79,7 +104,7 @@ class Evaluation:
         for name in node.inputs:
             if name not in origins:
                 before = self._rounding(self.nodes[name], origins, local)
-                total = next_up(total + next_up(before * _stretch(node)))
+                total = next_up(total + next_up(before * stretch(node)))
         return total
 
 
@@ -96,7 +121,7 @@ def _run(node: Node, inputs: list[Tensor]) -> Rounded:
     return exactly(operation.select(inputs))
 
 
-def _stretch(node: Node) -> float:
+def stretch(node: Node) -> float:
     """By how much an operation may stretch what rounding did before it, without a measurement."""
     if isinstance(node.operation, LinearMap):
         return up(node.operation.size + node.operation.error)

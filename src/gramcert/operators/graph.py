@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gramcert.geometry.padding import PaddingMode, Pairs
+from gramcert.operators.elementwise import Local
 from gramcert.operators.linear import LinearMap, Move, Scale, Shape, Shift
 from gramcert.operators.measurement import Measurement
 from gramcert.operators.rounded import Compute, Rounded, norms, rounding
@@ -52,6 +53,9 @@ class Nonlinear:
         why: how the constant is known.
         parameters: numbers that it was made with, by their names in the table of elementwise functions.
         compute: what it does to a batch in float64, with its rounding; ``None`` where that is not known.
+        local: what is known near a point of a function of each entry.
+        windows: of a function that takes the largest entry of each of some windows: for each of these, in a row, the
+            places in the flattened value that it reads, and one beyond the last for nothing.
     """
 
     constant: float
@@ -60,6 +64,8 @@ class Nonlinear:
     why: str = "closed form"
     parameters: dict[str, float] = field(default_factory=dict)
     compute: Compute | None = field(default=None, compare=False)
+    local: Local = field(default=None, compare=False)
+    windows: Callable[[], Tensor] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,20 @@ class LinearMap(abc.ABC):
     def apply(self, x: Tensor) -> Tensor:
         """The stored map on a batch (samples, *source) in float64, as conventional sums of products."""
 
+    @abc.abstractmethod
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Its adjoint on a batch (samples, *target), in the same way."""
+
     def run(self, x: Tensor) -> Rounded:
         """The map on a batch, and a bound of the distance of each sample from what the true map makes of it."""
-        y, length = self.apply(x), norms(x)
+        return self._rounded(x, self.apply(x))
+
+    def pull(self, y: Tensor) -> Rounded:
+        """The same for the adjoint."""
+        return self._rounded(y, self.adjoint(y))
+
+    def _rounded(self, x: Tensor, y: Tensor) -> Rounded:
+        length = norms(x)
         stored = rounding(self.terms, next_up(length * self.size), y)
         return y, next_up(stored + next_up(length * self.error)) if self.error else stored
 
@@ -173,9 +184,20 @@ class Move(LinearMap):
             return x.reshape(-1, *self.target)
         return torch.nn.functional.pad(flat(x), (1, 0))[:, self.index]
 
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Each entry is the sum of those that it was moved to."""
+        if self.is_view:
+            return y.reshape(-1, *self.source)
+        x = y.new_zeros(len(y), math.prod(self.source) + 1)
+        return x.index_add_(1, self.index.flatten(), flat(y))[:, 1:].reshape(-1, *self.source)
+
     def run(self, x: Tensor) -> Rounded:
         """Nothing is rounded."""
         return exactly(self.apply(x))
+
+    def pull(self, y: Tensor) -> Rounded:
+        """Nothing is rounded where no entry occurs twice."""
+        return exactly(self.adjoint(y)) if self.is_part else super().pull(y)
 
     def dense(self) -> Tensor:
         """A matrix of zeros and ones."""
@@ -243,10 +265,14 @@ class Scale(LinearMap):
         """Products."""
         return x * self.factors
 
-    def run(self, x: Tensor) -> Rounded:
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The same products."""
+        return y * self.factors
+
+    def _rounded(self, x: Tensor, y: Tensor) -> Rounded:
         """Signs round nothing."""
         is_exact = not self.error and bool((self.factors.abs() == 1).all())
-        return exactly(self.apply(x)) if is_exact else super().run(x)
+        return exactly(y) if is_exact else super()._rounded(x, y)
 
     def dense(self) -> Tensor:
         """A diagonal matrix."""

@@ -70,6 +70,10 @@ class AxisMatrix(LinearMap):
         """A matrix product along the axis."""
         return (x.movedim(self.axis + 1, -1) @ self.matrix.mT).movedim(-1, self.axis + 1)
 
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The product with the transposed matrix."""
+        return (y.movedim(self.axis + 1, -1) @ self.matrix).movedim(-1, self.axis + 1)
+
     def dense(self) -> Tensor:
         """Blocks of it."""
         before, after = math.prod(self.source[: self.axis]), math.prod(self.source[self.axis + 1 :])
@@ -178,11 +182,18 @@ class Convolve(LinearMap):
 
     def apply(self, x: Tensor) -> Tensor:
         """Tap by tap, without any convolution routine; batches of the source are further samples."""
+        return self._tapwise(x, is_adjoint=False).reshape(-1, *self.target)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """In the same way."""
+        return self._tapwise(y, is_adjoint=True).reshape(-1, *self.source)
+
+    def _tapwise(self, x: Tensor, *, is_adjoint: bool) -> Tensor:
         kernel, groups = self.layer.kernel, self.layer.groups
         taps = TapwiseLayer(kernel.reshape(groups, -1, *kernel.shape[1:]), self.axes)
-        grouped = x.reshape(-1, groups, self.layer.in_channels // groups, *self.input_size)
-        y = (taps.adjoint if self.layer.transposed else taps.apply)(grouped)
-        return y.reshape(-1, *self.target)
+        is_turned = is_adjoint != self.layer.transposed
+        shape = taps.output_shape if is_turned else taps.input_shape
+        return (taps.adjoint if is_turned else taps.apply)(x.reshape(-1, *shape))
 
     def dense(self) -> Tensor:
         """Assembled tap by tap, without any convolution routine."""

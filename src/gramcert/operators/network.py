@@ -19,17 +19,20 @@ class Network:
         report: Report = silent,
         *,
         is_measured: bool = True,
+        known: "Network | None" = None,
     ) -> None:
         self.plan = Plan.of(graph.needed())
         self._measured: dict[Measurement, Measured] = {}
         # What is known to be unbounded is not worth a measurement.
         self.plan.is_measured = is_measured and not self.plan.is_unbounded
         steps = self.plan.steps
+        # What another network has measured is not measured again.
+        found_before = {} if known is None else {item.digest: found for item, found in known._measured.items()}
         for done, step in enumerate(steps, 1):
-            found = step.measurement.run(TOLERANCES[0], None)
+            found = found_before.get(step.measurement.digest) or step.measurement.run(TOLERANCES[0], None)
             if found.stopped:  # a number carries no notes
-                name, known = self.plan.graph.nodes[step.nodes[-1]].label, f"at most {found.upper:.6g}"
-                warnings.warn(f"{call}({name}): its norm is only known to be {known}; {found.stopped}", stacklevel=4)
+                name, most = self.plan.graph.nodes[step.nodes[-1]].label, f"at most {found.upper:.6g}"
+                warnings.warn(f"{call}({name}): its norm is only known to be {most}; {found.stopped}", stacklevel=4)
             self._measured[step.measurement] = found
             report("layers", done, len(steps))
 

@@ -201,7 +201,13 @@ def root(value: int) -> float:
 
 
 def activation(
-    b: Builder, x: Variable, name: str, compute: Compute | None = None, /, **parameters: elementwise.Number
+    b: Builder,
+    x: Variable,
+    name: str,
+    compute: Compute | None = None,
+    local: elementwise.Local = None,
+    /,
+    **parameters: elementwise.Number,
 ) -> Variable:
     """A function of each entry, by its name in the table; ``compute`` where it is a relative of that one."""
     function = elementwise.TABLE[name]
@@ -211,8 +217,10 @@ def activation(
     given = {**function.parameters, **parameters}
     numbers = {parameter: number for parameter, number in given.items() if isinstance(number, float)}
     why = f"slopes in [{slopes[0]:.6g}, {slopes[1]:.6g}]"
-    compute = compute or elementwise.computing(name, parameters)
-    return b.nonlinear(x, Nonlinear(max(abs(slopes[0]), abs(slopes[1])), name, slopes, why, numbers, compute))
+    if compute is None:  # a relative has the same slopes, but bends otherwise
+        compute, local = elementwise.computing(name, parameters), function.local_for(parameters)
+    constant = max(abs(slopes[0]), abs(slopes[1]))
+    return b.nonlinear(x, Nonlinear(constant, name, slopes, why, numbers, compute, local))
 
 
 def prelu(b: Builder, x: Variable, weight: Tensor) -> Variable:
@@ -220,7 +228,7 @@ def prelu(b: Builder, x: Variable, weight: Tensor) -> Variable:
     slopes = exact(weight)
     gain = 1 + float(slopes.abs().max()) if slopes.numel() else 1.0
     compute = _evaluated(lambda x: torch.where(x > 0, x, slopes * x), gain)
-    return activation(b, x, "prelu", compute, weight=slopes)
+    return activation(b, x, "prelu", compute, elementwise.TABLE["prelu"].local_for({"weight": slopes}), weight=slopes)
 
 
 def _evaluated(function: Callable[[Tensor], Tensor], gain: float = 1.0) -> Compute:
@@ -243,7 +251,9 @@ def clamped(b: Builder, x: Variable, limits: dict[str, Tensor], types: Iterable[
         return elementwise.evaluated(x, torch.clamp(x, **wide), 0.0, off) if wide else exactly(x)
 
     spread = b.spread(x, *(tuple(limit.shape) for limit in wide.values()))
-    return activation(b, spread, "clamp", compute, **numbers)
+    is_plain = len(numbers) == len(wide) and not off
+    local = elementwise.bent_clamp(**numbers) if is_plain else None
+    return activation(b, spread, "clamp", compute, local, **numbers)
 
 
 def softmax(b: Builder, x: Variable, axis: int, *, log: bool = False) -> Variable:

@@ -143,8 +143,21 @@ def _max_pooled(b: Builder, x: Variable, places: list[Tensor]) -> Variable:
             x = padded[..., inside].amax(-1).movedim(-1, axis)
         return x
 
+    def windows() -> Tensor:
+        """Row by row of the result, the places that each window reads."""
+        first = x.dim - len(places)
+        count = math.prod(x.shape)
+        index = torch.arange(count).reshape(x.shape)
+        for axis, read in enumerate(places, first):
+            # Taps of the axes so far are behind all others.
+            edge = index.new_full((*index.shape[:axis], 1, *index.shape[axis + 1 :]), count)
+            inside = torch.where((read >= 0) & (read < index.shape[axis]), read, index.shape[axis])
+            index = torch.cat([index, edge], axis).movedim(axis, -1)[..., inside].movedim(-2, axis)
+        return index.reshape(math.prod(shape), -1)
+
     axes = {"axes": float(len(places))}
-    return b.nonlinear(x, Nonlinear(constant, "max pool", None, why, axes, selecting(largest)), shape)
+    operation = Nonlinear(constant, "max pool", None, why, axes, selecting(largest), windows=windows)
+    return b.nonlinear(x, operation, shape)
 
 
 def windows_per_place(taps: int, stride: int, dilation: int = 1) -> int:

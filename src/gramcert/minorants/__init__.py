@@ -1,0 +1,1 @@
+"""Quadratic functions below the margins of a classifier, and the radii that follow."""
