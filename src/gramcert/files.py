@@ -1,12 +1,16 @@
 """Files: written whole or not at all, locked, and read as weights. Nothing in a file is ever executed."""
 
+import io
+import math
 import os
 import re
 import warnings
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import numpy as np
 import torch
@@ -16,6 +20,9 @@ from torch import Tensor
 _DEEPEST = 16
 
 _UNFINISHED = ".unfinished"
+
+# No header of a .npy file of plain numbers is longer.
+_NPY_HEADER = 2**16
 
 
 class BadFile(ValueError):  # noqa: N818 - it names what the caller gave, not a failure of the program
@@ -107,6 +114,47 @@ def read_npy(path: Path) -> Tensor:
         return torch.from_numpy(native)
     except TypeError:
         raise BadFile(f"expected real numbers, got an array of {array.dtype}") from None
+
+
+def read_npz(path: Path, most_bytes: int = 2**33) -> dict[str, Tensor]:
+    """The arrays of a ``.npz`` file by their names.
+
+    What an array says of its size has to be what the archive says of it, and all together not too much, before memory
+    is taken; Python objects are refused.
+    """
+    found: dict[str, Tensor] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(part.file_size for part in archive.infolist()) > most_bytes:
+                raise BadFile(f"expected arrays of at most {most_bytes} bytes in all")
+            for part in archive.infolist():
+                with archive.open(part) as file:
+                    found[part.filename.removesuffix(".npy")] = _npy_of_archive(file, part.file_size)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise BadFile(f"cannot be read as .npz ({error})") from None
+    return found
+
+
+def _npy_of_archive(file: IO[bytes], size: int) -> Tensor:
+    start = file.read(_NPY_HEADER)
+    try:
+        head = io.BytesIO(start)
+        version = np.lib.format.read_magic(head)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(head)
+    except ValueError as error:
+        raise BadFile(f"cannot be read as an array ({str(error).splitlines()[0][:100]})") from None
+    if dtype.kind not in "fiub" or math.prod(shape) * dtype.itemsize + head.tell() != size:
+        raise BadFile(f"expected real numbers in the size of their array, got {dtype} of shape {shape}")
+    raw = start[head.tell() :] + file.read()
+    if len(raw) != math.prod(shape) * dtype.itemsize:
+        raise BadFile("an array is shorter than it says")
+    array = np.frombuffer(raw, dtype).reshape(shape, order="F" if is_fortran else "C")
+    native = np.array(array, dtype=dtype.newbyteorder("="), order="C")
+    try:
+        return torch.from_numpy(native)
+    except TypeError:
+        raise BadFile(f"expected real numbers, got an array of {dtype}") from None
 
 
 def read_torch(path: Path) -> Tensor | dict[str, Tensor]:

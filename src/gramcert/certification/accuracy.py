@@ -2,21 +2,35 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gramcert.arguments import checked_radii, require_finite
+from gramcert.auditing.radii import CertifiedInputs, write_radii
 from gramcert.auditing.reading import Source
+from gramcert.certification.local import LocalBounds
 from gramcert.certification.network import CertifiedNetwork
 from gramcert.exact import float_up
 from gramcert.geometry.recognition import unwrapped
+from gramcert.minorants.backward import Multipliers, Pairs
 from gramcert.nn.baking import frozen_copy
 from gramcert.progress import Report, silent
 from gramcert.rounding import ASSUMPTIONS, checked_arithmetic
+
+# Steps of the search for a minorant.
+STEPS = 160
+
+# Up to this constant a network was made to be 1-Lipschitz, and constants go further than what was asked for.
+NEAR_ONE = 1.01
+
+# What proved a radius: the constant of the network, quadratic forms of differences of logits, or a minorant around the
+# input; nothing where the prediction is wrong.
+NOTHING, CONSTANT, FORMS, MINORANT = "", "constant", "forms", "minorant"
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,9 @@ class CertifiedAccuracy:
         labels: the true classes.
         predictions: the computed classes; -1 for ties.
         radii: certified radius of each input, 0 where the prediction is wrong.
+        by: what proved the radius of each input: ``constant``, ``forms`` or ``minorant``; empty where it is 0.
         error: largest bound of the distance between computed and exact features.
+        notes: why a method was not tried.
         assumptions: what all this rests on, besides the program itself.
     """
 
@@ -41,7 +57,9 @@ class CertifiedAccuracy:
     labels: Tensor
     predictions: Tensor
     radii: Tensor
+    by: tuple[str, ...]
     error: float
+    notes: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ASSUMPTIONS
 
     def at(self, radius: float, label: int | None = None) -> float:
@@ -62,22 +80,40 @@ class CertifiedAccuracy:
 
 
 def certify(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram | str | Path,
     loader: Iterable[tuple[Tensor, Tensor]],
     radii: Sequence[float],
     *,
+    largest: bool = False,
+    search_steps: int = STEPS,
+    jobs: int = 1,
+    resume: str | Path | None = None,
+    certificate: str | Path | None = None,
+    architecture: str | None = None,
+    prefix: str | None = None,
     report: Report = silent,
 ) -> CertifiedAccuracy:
     """Clean accuracy, and accuracy certified against every change of an input up to each radius, in the l2 norm.
 
-    The claim is about the network over the real numbers with its weights as stored: the constant of every layer is
-    certified, and the logits are computed in float64 together with a bound of their rounding, which is taken off the
-    margins (``docs/what-is-certified.md``). Ties certify nothing.
+    The claim is about the network over the real numbers with its weights as stored. The radius of an input is the best
+    of three: by the certified constant of the network, by those of the differences of two logits, and, where these do
+    not reach the largest radius that is asked for, by a quadratic function below each margin around that very input
+    (``docs/certify.md``). All rounding is included: constants are certified, logits are computed in float64 together
+    with a bound of their rounding, which is taken off the margins. Ties certify nothing.
 
     Args:
-        model: a module whose output is a vector of logits, of operators that :func:`gramcert.audit` knows.
+        model: a module, a program of torch.export, or a file, as for :func:`gramcert.audit`; its output is a vector of
+            logits, or of their softmax.
         loader: batches of inputs and labels; all inputs have one shape.
         radii: at which certified accuracy is given.
+        largest: look for the largest radius of each input, not only for those up to the largest of ``radii``.
+        search_steps: of the search around each input; 0 leaves it out.
+        jobs: searches at once, each with its share of the cores.
+        resume: folder in which finished searches are kept. A call that was interrupted goes on from there; what is
+            found in it is proved again.
+        certificate: file, ending in ``.npz``, for what :func:`gramcert.verify` needs to check every radius.
+        architecture: of a file that holds weights alone.
+        prefix: of the names of the weights to be used, where a file holds several networks.
         report: told what is being done (``layers``, ``inputs``), how many are done, and of how many.
 
     Example:
@@ -92,58 +128,159 @@ def certify(
         0.667 0.667 0.333
     """
     call = "certify"
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{call}(model): expected a torch.nn.Module, got {type(model).__name__}")
     radii = checked_radii(f"{call}(radii)", radii)
     if not isinstance(loader, Iterable):
         raise TypeError(f"{call}(loader): expected batches of inputs and labels, got {type(loader).__name__}")
-    classifier: _Classifier | None = None
-    labels, predictions, found, largest = [], [], [], 0.0
+    for name, count, least in (("search_steps", search_steps, 0), ("jobs", jobs, 1)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise ValueError(f"{call}({name}={count!r}): expected an int that is at least {least}")
+    if certificate is not None and (Path(certificate).suffix != ".npz" or not search_steps):
+        raise ValueError(f"{call}(certificate={str(certificate)!r}): expected a file ending in .npz, and search steps")
     with checked_arithmetic(call):  # weights as the layers give them alone, whatever autocast is around
-        source = Source.of(call, frozen_copy(call, unwrapped(call, model)))
+        source = Source.of(call, model, architecture, prefix)
+        if source.module is not None:
+            source = replace(source, module=frozen_copy(call, unwrapped(call, source.module)))
+    enough = math.inf if largest else max((float_up(Fraction(radius)) for radius in radii), default=0.0)
+    folder = None if resume is None else Path(resume)
+    options = _Options(enough, largest, search_steps, jobs, folder, certificate is not None)
+    classifier: _Classifier | None = None
+    found: list[_Batch] = []
+    done = 0
     for batch in loader:
         with checked_arithmetic(call):  # not around the loader, which may need gradients
             if classifier is None:
-                classifier = _Classifier(call, source, batch, report)
-            truth, winner, certified, error = classifier(batch)
-        labels.append(truth)
-        predictions.append(winner)
-        found.append(torch.where(winner == truth, certified, 0.0))
-        largest = max(largest, error)
-        report("inputs", sum(map(len, labels)), None)
+                classifier = _Classifier(call, source, batch, options, report)
+            found.append(classifier(batch, report))
+        done += len(found[-1].labels)
+        report("inputs", done, None)
     if classifier is None:
         raise ValueError(f"{call}(loader): expected at least one batch")
-    every_label, every_prediction, every_radius = torch.cat(labels), torch.cat(predictions), torch.cat(found)
+    labels, predictions = (torch.cat([getattr(part, name) for part in found]) for name in ("labels", "predictions"))
+    every_radius = torch.cat([part.radii for part in found])
+    if certificate is not None:
+        classifier.write(Path(certificate))
     return CertifiedAccuracy(
-        clean=float((every_prediction == every_label).double().mean()),
+        clean=float((predictions == labels).double().mean()),
         certified={radius: _share_beyond(every_radius, radius) for radius in radii},
         lipschitz=classifier.network.lipschitz,
-        labels=every_label,
-        predictions=every_prediction,
+        labels=labels,
+        predictions=predictions,
         radii=every_radius,
-        error=largest,
+        by=tuple(name for part in found for name in part.by),
+        error=max(part.error for part in found),
+        notes=classifier.notes,
         assumptions=classifier.network.assumptions,
     )
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Of one call."""
+
+    enough: float
+    largest: bool
+    steps: int
+    jobs: int
+    folder: Path | None
+    is_written: bool
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What was found for some inputs."""
+
+    labels: Tensor
+    predictions: Tensor
+    radii: Tensor
+    by: list[str]
+    error: float
 
 
 class _Classifier:
     """A network made ready for inputs of the shape of a first batch."""
 
-    def __init__(self, call: str, source: Source, batch: Any, report: Report) -> None:
-        self.call = call
+    def __init__(self, call: str, source: Source, batch: Any, options: _Options, report: Report) -> None:
+        self.call, self.options, self.name = call, options, source.name
         first, _ = _checked(call, batch)
         self.shape = tuple(first.shape[1:])
         self.network = CertifiedNetwork(call, source.graph(call, self.shape, "loader"), report)
+        self._local: LocalBounds | None = None
+        self._certificate: list[CertifiedInputs] = []
 
-    def __call__(self, batch: Any) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Labels, predictions, certified radii of the predictions, and the largest error of the features."""
+    def __call__(self, batch: Any, report: Report) -> _Batch:
+        """Labels, predictions, and certified radii of the right ones."""
         call = self.call
         x, truth = _checked(call, batch, self.network.classes)
         if tuple(x.shape[1:]) != self.shape:
             raise ValueError(f"{call}(loader): expected inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
-        logits, certified, distance = self.network(x)
-        require_finite(call, "logits", logits)
-        return truth, _winner(logits), certified, float(distance.nan_to_num(math.inf, math.inf).max())
+        margins = self.network(x)
+        require_finite(call, "logits", margins.logits)
+        winner = _winner(margins.logits)
+        is_right = winner == truth
+        radii = self._searched(x, is_right, winner, margins.by_constant, report)
+        by_forms = self.network.by_forms(margins) if self._asks_for_forms else margins.by_constant
+        radii = torch.maximum(radii, by_forms)
+        found, by_forms, by_constant = (part.amin(1) for part in (radii, by_forms, margins.by_constant))
+        names = [
+            NOTHING if not right or not best else MINORANT if best > forms else FORMS if forms > constant else CONSTANT
+            for right, best, forms, constant in zip(
+                *(part.tolist() for part in (is_right, found, by_forms, by_constant)), strict=True
+            )
+        ]
+        error = float(margins.error.nan_to_num(math.inf, math.inf).max())
+        return _Batch(truth, winner, torch.where(is_right, found, 0.0), names, error)
+
+    def _searched(self, x: Tensor, is_right: Tensor, winner: Tensor, known: Tensor, report: Report) -> Tensor:
+        """Radii of all pairs, with minorants where they are asked for."""
+        is_open = (known <= self.options.enough) | self.options.is_written
+        is_open &= is_right[:, None] & (torch.arange(known.shape[1]) != winner[:, None])
+        samples, others = torch.where(is_open)
+        if not len(samples) or not self.options.steps:
+            return known
+        if self._local is None:
+            self._local = LocalBounds.of(
+                self.call,
+                self.network.graph,
+                self.network.network,
+                report,
+                steps=self.options.steps,
+                jobs=self.options.jobs,
+                folder=self.options.folder,
+                is_written=self.options.is_written,
+            )
+        radii = known.clone()
+        pairs = Pairs(samples, winner[samples], others)
+        portions = self._local(x, pairs, known[samples, others], self.options.enough, report)
+        for part in portions:
+            places = part.pairs.samples, part.pairs.others
+            radii[places] = torch.maximum(radii[places], part.radii)
+        if self.options.is_written:
+            if not portions:
+                raise ValueError(f"{self.call}(certificate): {self._local.note}")
+            tensors = [part.multipliers.tensors() for part in portions]
+            together = {name: torch.cat([part[name] for part in tensors]) for name in tensors[0]}
+            found = torch.cat([part.radii for part in portions])
+            self._certificate.append(CertifiedInputs.of(x, winner, pairs, found, Multipliers.of_tensors(together)))
+        return radii
+
+    @property
+    def _asks_for_forms(self) -> bool:
+        """Forms of all pairs of classes take long, and were never seen to prove more than minorants that gain."""
+        options = self.options
+        is_searched = options.steps and options.enough and not options.largest and not self.notes
+        return not is_searched or self.network.lipschitz <= NEAR_ONE
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why a method was not tried."""
+        return (self._local.note,) if self._local is not None and self._local.note else ()
+
+    def write(self, path: Path) -> None:
+        """The certificate of all inputs so far."""
+        parts = [part for part in self._certificate if len(part.radii)]
+        if not parts or self._local is None:
+            raise ValueError(f"{self.call}(certificate={str(path)!r}): no input has a radius to be certified")
+        write_radii(path, self._local.network, self.name, self.shape, parts)
 
 
 def _share_beyond(found: Tensor, radius: float) -> float:

@@ -1,14 +1,15 @@
 """A classifier evaluated with a bound of its rounding, and the radii that its margins certify."""
 
+import functools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gramcert.auditing.asked import Asked
 from gramcert.auditing.assumptions import assumptions_of_values
-from gramcert.certified.margins import radii
+from gramcert.certified.margins import radii_of_pairs
 from gramcert.networks.bound import bound_by_forms, proof_operations
 from gramcert.networks.search import FIRST_SHARPNESS, Budget, Proposal
 from gramcert.operators.evaluation import Evaluation, NotEvaluatedError
@@ -16,6 +17,7 @@ from gramcert.operators.graph import Graph, Node
 from gramcert.operators.linear import Scale, Shift
 from gramcert.operators.matrices import AxisMatrix
 from gramcert.operators.network import Network
+from gramcert.operators.outputs import logits_of
 from gramcert.operators.rounded import Rounded, exactly
 from gramcert.progress import Report, silent
 from gramcert.rounding import next_up, row_norms_up, up
@@ -43,11 +45,12 @@ class CertifiedNetwork:
 
     def __init__(self, call: str, graph: Graph, report: Report = silent) -> None:
         Network(call, graph, is_measured=False).require_bounded(f"{call}(model)")
-        logits = _logits(call, graph)
+        graph = self.graph = logits_of(call, graph)
+        logits = graph.nodes[graph.outputs["logits"]]
         (self.classes,) = logits.shape[1:]
         self._head, self._features = _head(graph, logits)
         before = Graph(graph.nodes, {"features": self._features}, [], graph.types)
-        network = Network(call, before, report)
+        network = self.network = Network(call, before, report)
         self.lipschitz = constant_of(network, network.follow().upper)
         try:
             self._evaluation = Evaluation(network.plan, network.measure)
@@ -56,14 +59,14 @@ class CertifiedNetwork:
         self.assumptions = assumptions_of_values(network.plan.graph)
         maps = [node.operation for node in self._head if isinstance(node.operation, AxisMatrix)]
         self._weight = maps[0].matrix if maps else torch.eye(self.classes, dtype=torch.float64)
-        self._differences = _differences(call, graph, self._weight, self.lipschitz, report)
+        self._call, self._report = call, report
 
     def features(self, x: Tensor) -> Rounded:
         """What comes before the last layer, for inputs (samples, *shape), and its distance from the exact values."""
         return self._evaluation(x[:, None], self._features)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, certified radii of the largest ones, and the distance of the features from the exact ones."""
+    def __call__(self, x: Tensor) -> "Margins":
+        """For inputs (samples, *shape)."""
         values, distance = self.features(x)
         rounding = exactly(values)[1]
         for node in self._head:
@@ -71,8 +74,37 @@ class CertifiedNetwork:
             values, local = node.operation.run(values)
             rounding = next_up(rounding + local)
         logits = values[:, 0]
-        lipschitz = max(self.lipschitz, _SMALLEST)
-        return logits, radii(self._weight, logits, lipschitz, rounding, distance, self._differences), distance
+        known = self._weight, logits, max(self.lipschitz, _SMALLEST), rounding, distance
+        return Margins(logits, rounding, distance, radii_of_pairs(*known))
+
+    def by_forms(self, margins: "Margins") -> Tensor:
+        """The same radii with the constant of each difference of two logits, where that is smaller."""
+        if self._differences is None:
+            return margins.by_constant
+        known = self._weight, margins.logits, max(self.lipschitz, _SMALLEST), margins.rounding, margins.error
+        return radii_of_pairs(*known, self._differences)
+
+    @functools.cached_property
+    def _differences(self) -> Tensor | None:
+        """Found when they are asked for, which takes minutes where there are many classes."""
+        return _differences(self._call, self.graph, self._weight, self.lipschitz, self._report)
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Of some inputs.
+
+    Attributes:
+        logits: (samples, classes).
+        rounding: of each logit in the last layer.
+        error: distance of the features from the exact ones.
+        by_constant: up to which distance the largest logit stays above each other one, by the constant of the features.
+    """
+
+    logits: Tensor
+    rounding: Tensor
+    error: Tensor
+    by_constant: Tensor
 
 
 def constant_of(network: Network, product: float) -> float:
@@ -114,19 +146,6 @@ def _differences(call: str, graph: Graph, weight: Tensor, lipschitz: float, repo
         found[y, i] = found[i, y] = max(forms.upper, _SMALLEST)
     report("pairs of classes", len(pairs), len(pairs))
     return found
-
-
-def _logits(call: str, graph: Graph) -> Node:
-    """The only output, a vector."""
-    if len(graph.outputs) != 1 or graph.constant_outputs:
-        names = [*graph.outputs, *graph.constant_outputs]
-        raise ValueError(f"{call}(model): expected one output that depends on the input, got {', '.join(names)}")
-    node = graph.nodes[next(iter(graph.outputs.values()))]
-    if len(node.shape) != 2 or node.shape[0] != 1:
-        raise ValueError(f"{call}(model): expected logits of shape (batch, classes), got {node.shape} of one input")
-    if node.shape[1] < 2:
-        raise ValueError(f"{call}(model): expected at least two logits, got {node.shape[1]}")
-    return node
 
 
 def _head(graph: Graph, logits: Node) -> tuple[list[Node], str]:

@@ -6,7 +6,7 @@ from torch import Tensor
 from gramcert.rounding import next_down, next_up, row_norms_up
 
 
-def radii(
+def radii_of_pairs(
     weight: Tensor,
     logits: Tensor,
     lipschitz: float,
@@ -14,7 +14,7 @@ def radii(
     feature_error: Tensor,
     differences: Tensor | None = None,
 ) -> Tensor:
-    r"""The least, over i ≠ y, of (f_y - f_i)/(L·‖w_y - w_i‖) for the predicted class y, rounded down; 0 for ties.
+    r"""(f_y - f_i)/(L·‖w_y - w_i‖) for the predicted class y and each class i, rounded down; 0 for ties, inf for i = y.
 
     The logits are f̂ = W·h + b plus rounding, where h is within ``feature_error`` of the exact features; so the exact
     margin is at least f̂_y - f̂_i - 2·``logit_error`` - ‖w_y - w_i‖·``feature_error``. An input that moves by less than
@@ -29,7 +29,7 @@ def radii(
         differences: certified constants of f_y - f_i, (classes, classes), which are used where they are smaller.
 
     Returns:
-        float64, (batch,).
+        float64, (batch, classes). The least of a row is the radius of the sample.
     """
     values = logits.detach().cpu().double()
     top, winner = values.max(1)
@@ -43,5 +43,9 @@ def radii(
         constants = torch.minimum(constants, differences[winner])
     found = next_down(margins / constants)
     # A margin that is not positive certifies nothing, and neither does one that overflow made of infinities.
-    found = torch.where(margins > 0, found, 0.0).scatter(1, winner[:, None], float("inf"))
-    return found.amin(1).clamp_min(0)
+    return torch.where(margins > 0, found, 0.0).clamp_min(0).scatter(1, winner[:, None], float("inf"))
+
+
+def radii(weight: Tensor, logits: Tensor, lipschitz: float, logit_error: Tensor, feature_error: Tensor) -> Tensor:
+    """The least of the radii of all pairs of a sample, (batch,)."""
+    return radii_of_pairs(weight, logits, lipschitz, logit_error, feature_error).amin(1)

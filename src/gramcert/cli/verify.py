@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gramcert.auditing.claims import Verification
 from gramcert.auditing.findings import UNBOUNDED
 from gramcert.auditing.readable import shown_seconds, shown_text, shown_up
-from gramcert.auditing.verifying import Verification, read_certificate
+from gramcert.auditing.verifying import read_certificate
 from gramcert.auditing.verifying import verify as run
 from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, FIX, MODEL, PREFIX, chosen, parse_fix
 from gramcert.cli.audit_table import LONGEST_SENTENCE

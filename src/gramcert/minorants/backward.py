@@ -30,6 +30,28 @@ from gramcert.operators.linear import LinearMap
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Samples of a batch, the class that each has, and another class."""
+
+    samples: Tensor
+    winners: Tensor
+    others: Tensor
+
+    def __getitem__(self, places: Tensor) -> "Pairs":
+        """Some of them."""
+        return Pairs(self.samples[places], self.winners[places], self.others[places])
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def margins(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """f_y - f_i from the logits of each pair, and its slope e_y - e_i."""
+        places, slope = torch.arange(len(self)), torch.zeros_like(logits)
+        slope[places, self.winners], slope[places, self.others] = 1.0, -1.0
+        return logits[places, self.winners] - logits[places, self.others], slope
+
+
+@dataclass(frozen=True)
 class Multipliers:
     """What may be chosen, for each of some pairs of a sample and a class.
 
@@ -64,6 +86,17 @@ class Multipliers:
     def __getitem__(self, places: Tensor) -> "Multipliers":
         """Of some of the pairs."""
         return self.of_tensors({name: value[places] for name, value in self.tensors().items()})
+
+    def fits(self, layout: Layout, count: int) -> bool:
+        """Whether they are floating-point numbers for so many pairs, all that a pass needs, and no others."""
+        shapes = {f"slopes/{name}": layout.nodes[name].shape for name in layout.bent}
+        shapes |= {f"extras/{name}": () for name in (*layout.bent, *layout.cut)}
+        shapes |= {f"weights/{name}": (len(layout.nodes[name].inputs),) for name in layout.sums}
+        shapes |= {"room": ()}
+        given = self.tensors()
+        return given.keys() == shapes.keys() and all(
+            value.is_floating_point() and tuple(value.shape) == (count, *shapes[name]) for name, value in given.items()
+        )
 
 
 @dataclass

@@ -19,11 +19,14 @@ _STEP = 2.0**-20
 
 
 def widened(graph: Graph) -> Graph:
-    """A graph with one output, in which all that a nonlinear function acts on has to have a constant of its own."""
+    """A graph with one output, which stays the first, and beside it all that nonlinear functions act on.
+
+    For each of these a plan then has a constant.
+    """
     (output,) = graph.outputs.values()
     needed = graph.needed()
     inputs = [name for node in needed.nodes.values() if _is_function(node) for name in node.inputs]
-    return Graph(needed.nodes, {name: name for name in [*inputs, output]}, [], graph.types)
+    return Graph(needed.nodes, {name: name for name in [output, *inputs]}, [], graph.types)
 
 
 @dataclass(frozen=True)

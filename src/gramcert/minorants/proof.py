@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from gramcert.minorants.backward import Backward, Minorant, Multipliers
+from gramcert.minorants.backward import Backward, Minorant, Multipliers, Pairs
 from gramcert.minorants.layout import Centre, Layout
 from gramcert.minorants.quick import DTYPE, Quick, there_and_back
 from gramcert.minorants.units import LARGEST, LOST, SMALLEST, Problem
@@ -36,17 +36,13 @@ _SHARE, _RATIO = 2.0**-26, 2.0**26 + 1
 POINT_STEPS = 12
 
 
-def prove(
-    layout: Layout, centre: Centre, samples: Tensor, winners: Tensor, others: Tensor, multipliers: Multipliers
-) -> Tensor:
+def prove(layout: Layout, centre: Centre, pairs: Pairs, multipliers: Multipliers) -> Tensor:
     """For each pair of a sample and a class: up to which distance the sample is proved to stay apart from the class."""
-    logits = centre.course.values[layout.output][samples].flatten(1)
-    pairs = torch.arange(len(samples))
-    margin = next_down(logits[pairs, winners] - logits[pairs, others])
-    slope = torch.zeros_like(logits)
-    slope[pairs, winners], slope[pairs, others] = 1.0, -1.0
+    logits = centre.course.values[layout.output][pairs.samples].flatten(1)
+    margin, slope = pairs.margins(logits)
+    margin = next_down(margin)
     exact = Multipliers.of_tensors({name: value.double() for name, value in multipliers.tensors().items()})
-    counted = _Counted(layout, centre, samples)
+    counted = _Counted(layout, centre, pairs.samples)
     found = counted(margin, slope.reshape(-1, *layout.nodes[layout.output].shape), exact)
     radius = _radius(layout, found, exact.room, counted)
     is_allowed = torch.stack([_is_positive(part) for name, part in exact.tensors().items() if "slopes/" not in name])

@@ -6,12 +6,11 @@ multipliers have, as in Dinkelbach's method for quotients.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gramcert.minorants.backward import Backward, Minorant, Multipliers
+from gramcert.minorants.backward import Backward, Minorant, Multipliers, Pairs
 from gramcert.minorants.layout import Centre, Layout
 from gramcert.minorants.quick import DTYPE, Quick, there_and_back
 from gramcert.operators.graph import Node
@@ -28,21 +27,6 @@ _EVERY, _BEYOND = 10, 1 + 2e-3
 
 # Where the search begins: the extra curvature of a layer as a part of what pays for all of its slopes.
 _FIRST_EXTRA = 0.05
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Samples of a batch, the classes that they have, and other classes."""
-
-    samples: Tensor
-    winners: Tensor
-    others: Tensor
-
-    def __getitem__(self, places: Tensor) -> "Pairs":
-        return Pairs(self.samples[places], self.winners[places], self.others[places])
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
 
 class Search:
@@ -178,11 +162,9 @@ class _Floating(Backward):
         self.quick = search.quick
         self._known: dict[int, Tensor] = {}
         logits = centre.course.values[search.layout.output].flatten(1)[pairs.samples]
-        places = torch.arange(len(pairs))
-        self.margin = (logits[places, pairs.winners] - logits[places, pairs.others]).to(DTYPE)
-        slope = torch.zeros_like(logits, dtype=DTYPE)
-        slope[places, pairs.winners], slope[places, pairs.others] = 1.0, -1.0
-        self.slope = slope.reshape(-1, *search.layout.nodes[search.layout.output].shape)
+        margin, slope = pairs.margins(logits)
+        self.margin = margin.to(DTYPE)
+        self.slope = slope.to(DTYPE).reshape(-1, *search.layout.nodes[search.layout.output].shape)
 
     def pull(self, node: Node, c: Tensor) -> Tensor:
         return self.quick[node.name].adjoint(c)

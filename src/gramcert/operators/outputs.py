@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gramcert.operators.graph import Graph
+from gramcert.operators.graph import Graph, Nonlinear
 from gramcert.operators.joining import entries
 from gramcert.rounding import length_up, product_up, root_up
+
+SOFTMAXES = ("softmax", "log softmax")
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,22 @@ def together_up(graph: Graph, constants: dict[str, float]) -> float:
     grouped = {value for group in groups for value in group.values}
     alone = [constants[value] for value in graph.outputs.values() if value not in grouped]
     return length_up([*parts, *alone])
+
+
+def logits_of(call: str, graph: Graph) -> Graph:
+    """A classifier with its logits as its output, a vector.
+
+    Where that is a softmax of something, the largest entry of both is at the same place.
+    """
+    if len(graph.outputs) != 1 or graph.constant_outputs:
+        names = [*graph.outputs, *graph.constant_outputs]
+        raise ValueError(f"{call}(model): expected one output that depends on the input, got {', '.join(names)}")
+    node = graph.nodes[next(iter(graph.outputs.values()))]
+    if len(node.shape) != 2 or node.shape[0] != 1:
+        raise ValueError(f"{call}(model): expected logits of shape (batch, classes), got {node.shape} of one input")
+    if node.shape[1] < 2:
+        raise ValueError(f"{call}(model): expected at least two logits, got {node.shape[1]}")
+    # Along the rows there is but one entry, of which a softmax is constant.
+    while isinstance(node.operation, Nonlinear) and node.operation.name in SOFTMAXES and node.operation.constant:
+        node = graph.nodes[node.inputs[0]]
+    return Graph(graph.nodes, {"logits": node.name}, [], graph.types)
