@@ -20,6 +20,7 @@ def printed_by(name):
 def test_every_example_has_a_test():
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == [
         "audit.py",
+        "certify.py",
         "digits.py",
         "enclose.py",
         "regularise.py",
@@ -32,6 +33,15 @@ def test_audit():
     assert bounded.startswith("L = ")
     assert proved == "the certificate holds: True"
     assert "a product of two values" in unbounded
+
+
+def test_certify():
+    """Around each image at least twice as much is certified as by the product of norms."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    clean, product, found = (float(line.split()[-1]) for line in printed_by("certify.py"))
+    assert clean > 0.9
+    assert 0.2 < product <= 0.25
+    assert 2 * product < found <= clean
 
 
 def test_digits():

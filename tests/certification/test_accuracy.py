@@ -451,7 +451,8 @@ def with_nan(model):
             TypeError,
             r"certify\(model\): 1: linear: its bias has entries that are not finite",
         ),
-        ("network", [(X, Y)], TypeError, r"certify\(model\): expected a torch.nn.Module, got str"),
+        (3, [(X, Y)], TypeError, r"certify\(model\): expected a torch.nn.Module or a file, got int"),
+        ("network", [(X, Y)], ValueError, r"network: expected a file ending in .onnx"),
     ],
 )
 def test_bad_input(model, batches, error, message):

@@ -96,16 +96,19 @@ def ordinary_networks():
 
 
 @pytest.mark.parametrize("model", list(ordinary_networks()), ids=["dense", "convolutions"])
-def test_radii_by_forms_are_larger_and_withstand_attacks(model, monkeypatch):
+def test_radii_by_forms_and_by_minorants_are_larger_and_withstand_attacks(model, monkeypatch):
     x, labels = images(model.eval())
     found = attack(model, x, labels, RADII, steps=50)
-    radii = certify(model, [(x, labels)], RADII).radii
-    assert not bool((found.distances < radii).any())
+    radii = certify(model, [(x, labels)], RADII, search_steps=0).radii
+    by_minorants = certify(model, [(x, labels)], RADII, largest=True)
+    assert not bool((found.distances < by_minorants.radii).any())
     monkeypatch.setattr("gramcert.certification.network.bound_by_forms", lambda *_, **__: Forms())
-    by_norms = certify(model, [(x, labels)], RADII).radii
+    by_norms = certify(model, [(x, labels)], RADII, search_steps=0).radii
     right = by_norms > 0
     assert int(right.sum()) == 9
     assert bool((radii[right] > 1.2 * by_norms[right]).all())
+    assert bool((by_minorants.radii[right] > radii[right]).all())
+    assert by_minorants.by.count("minorant") == 9
 
 
 def test_attacks_come_near_the_boundary_of_a_linear_network():

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from certification.trained import trained_copy
@@ -41,3 +43,20 @@ def refused(run):
 def folder(tmp_path):
     """A folder of its own with a small network of digits."""
     return trained_copy(tmp_path / "run")
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """An ordinary classifier as a .pt2 file, and inputs of its own with the classes that it gives them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+        inputs = 2 * torch.randn(12, 6)
+    with torch.no_grad():
+        logits = 4 * model(inputs)
+        model[-1].weight *= 4
+        model[-1].bias *= 4
+    path, data = tmp_path / "model.pt2", tmp_path / "data.npz"
+    torch.export.save(torch.export.export(model, (inputs[:1],)), path)
+    np.savez(data, images=inputs.numpy(), labels=logits.argmax(1).numpy())
+    return path, data

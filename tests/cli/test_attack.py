@@ -53,7 +53,8 @@ def test_table(run, folder):
     for row in rows:
         certified, attacked, clean = map(float, row[1:])
         assert certified <= attacked <= clean
-    assert "24 images, 6 steps. Smallest change found by: DDN" in result.stdout
+    assert "24 images, 6 steps. Radii by: " in result.stdout
+    assert "Smallest change found by: DDN" in " ".join(result.stdout.split())
 
 
 def test_the_same_seed_finds_the_same(run, folder):
@@ -100,3 +101,15 @@ def test_missing_and_broken_networks(refused, folder, tmp_path):
     assert "expected a folder of `gramcert train`" in refused("attack", tmp_path / "missing")
     (folder / "model.safetensors").write_bytes(b"nonsense")
     assert "cannot be read as safetensors" in refused("attack", folder)
+
+
+def test_any_model_with_inputs_of_its_own(run, exported):
+    """Not all images are between 0 and 1."""
+    model, data = exported
+    result = run("attack", model, "--data", data, "--radii", "0.02,3", "--steps", 5, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    row = found["radii"]["0.02"]
+    assert 0 < row["certified"] <= row["attacked"] <= row["clean"] == 1
+    assert found["by"]["minorant"] > 0
+    assert found["inside_certified_radius"] == []

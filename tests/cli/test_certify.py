@@ -4,6 +4,7 @@ import sys
 from fractions import Fraction
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -11,7 +12,6 @@ from rich.console import Console
 import gramcert
 from gramcert.cli.certify import _rounded_up, _table, percent
 from gramcert.training.checkpoints import MODEL, Trained
-from gramcert.training.configuration import named
 from gramcert.training.images import load_images
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -54,7 +54,7 @@ def test_table_has_a_row_for_each_class(run, folder):
     for row in rows:
         clean, *certified = map(float, row[2:])
         assert 100 >= clean >= certified[0] >= certified[1] >= 0
-    for text in ("digits: certified accuracy in %", "at 0.1", "at 36/255", "8×8 images; constant of the network"):
+    for text in ("digits: certified accuracy in %", "at 0.1", "at 36/255", "60 inputs of shape 1×8×8; radii by"):
         assert text in result.stdout
 
 
@@ -192,9 +192,57 @@ def test_names_with_brackets_are_names(run, folder):
 
 
 def test_classes_with_brackets_are_classes():
-    trained = SimpleNamespace(configuration=named("digits"), classes=["[a]cat", "[/b]"])
+    subject = SimpleNamespace(name="digits", classes=["[a]cat", "[/b]"])
     found = gramcert.CertifiedAccuracy(1.0, {}, 1.0, torch.tensor([0, 1]), torch.tensor([0, 1]), torch.ones(2), 0.0)
     console = Console(file=io.StringIO())
-    console.print(_table(trained, found, {}))
+    console.print(_table(subject, found, {}))
     assert "[a]cat" in console.file.getvalue()
     assert "[/b]" in console.file.getvalue()
+
+
+def test_any_model_with_inputs_of_its_own(run, exported, tmp_path):
+    """Certified from its file, resumed, and verified; the model itself says the same."""
+    model, data = exported
+    certificate = tmp_path / "radii.npz"
+    words = ("certify", model, "--data", data, "--radii", "0.02,3", "--resume", tmp_path / "kept", "--json")
+    result = run(*words, "--certificate", certificate)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["clean"] == 1
+    assert found["model"] == model.name
+    assert found["by"].count("minorant") == sum(name != "" for name in found["by"]) == found["images"]
+    assert list((tmp_path / "kept").glob("*.npz"))
+    assert json.loads(run(*words, "--certificate", certificate).stdout) == found
+    result = run("verify", certificate, model)
+    assert result.exit_code == 0, result.output
+    assert f"{found['images']} inputs keep their class within their radii" in result.stdout
+    assert json.loads(run("verify", certificate, model, "--json").stdout)["inputs"] == found["images"]
+    assert (model.parent / "certified.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (None, "no such file"),
+        ({"images": np.zeros((2, 2))}, "expected arrays 'images' and 'labels', got images"),
+        ({"images": np.zeros((2, 2), np.uint8), "labels": np.zeros(2, int)}, "divide bytes by 255"),
+        ({"images": np.zeros((2, 2)), "labels": np.zeros(3, int)}, "expected 2 integer labels"),
+        ({"images": np.zeros((2, 2)), "labels": np.zeros(2)}, "expected 2 integer labels"),
+        ({"images": np.zeros((2, 2)), "labels": np.array([0, -1])}, "expected labels from 0 on"),
+        ({"images": np.array([None, {}]), "labels": np.zeros(2, int)}, "expected real numbers"),
+        ({"images": np.full((2, 6), np.nan), "labels": np.zeros(2, int)}, "inputs"),
+        ({"images": np.zeros((2, 5)), "labels": np.zeros(2, int)}, "shape"),
+    ],
+)
+def test_inputs_that_cannot_be_used(refused, exported, tmp_path, arrays, message):
+    data = tmp_path / "inputs.npz"
+    if arrays is not None:
+        np.savez(data, **arrays)
+    assert message in refused("certify", exported[0], "--data", data)
+
+
+def test_models_need_inputs(refused, exported, tmp_path):
+    assert "needs inputs, a .npz file with 'images' and 'labels'; got none" in refused("certify", exported[0])
+    junk = tmp_path / "junk.npz"
+    junk.write_bytes(b"junk")
+    assert "cannot be read as .npz" in refused("certify", exported[0], "--data", junk)

@@ -56,7 +56,8 @@ def _clamp(t: Context, a: Arguments) -> Variable:
     defaults = {"hardtanh": {"min": -1.0, "max": 1.0}, "relu6": {"min": 0.0, "max": 6.0}}.get(a.op, {})
     given = {name.removesuffix("_val"): known(value) for name, value in a.values.items() if name != "self"}
     limits = {name: _limit(value) for name, value in (defaults | given).items() if value is not None}
-    finite = {name: limit for name, limit in limits.items() if not bool(limit.isinf().all())}
+    nowhere = {"min": -math.inf, "max": math.inf}
+    finite = {name: limit for name, limit in limits.items() if not bool((limit == nowhere[name]).all())}
     x = t.b.spread(a.x(), *(tuple(limit.shape) for limit in limits.values()))
     return rules.clamped(t.b, x, finite, [t.type_of(a.x())])
 

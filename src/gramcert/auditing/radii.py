@@ -122,6 +122,8 @@ def verify_radii(path: Path, source: Source, report: Report = silent) -> Verific
         except (ValueError, TypeError) as error:
             raise _WrongError(f"model: {error}") from None
         plan = Plan.of(graph)
+        if plan.is_unbounded:
+            raise _WrongError("model: it has no constant")
         problems = graph_problems(text["graph"], plan.graph)
         if not problems:
             claims = _claims(text["claims"], plan)

@@ -30,7 +30,8 @@ NEAR_ONE = 1.01
 
 # What proved a radius: the constant of the network, quadratic forms of differences of logits, or a minorant around the
 # input; nothing where the prediction is wrong.
-NOTHING, CONSTANT, FORMS, MINORANT = "", "constant", "forms", "minorant"
+NOTHING = ""
+METHODS = CONSTANT, FORMS, MINORANT = "constant", "forms", "minorant"
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class CertifiedAccuracy:
         labels: the true classes.
         predictions: the computed classes; -1 for ties.
         radii: certified radius of each input, 0 where the prediction is wrong.
-        by: what proved the radius of each input: ``constant``, ``forms`` or ``minorant``; empty where it is 0.
         error: largest bound of the distance between computed and exact features.
-        notes: why a method was not tried.
         assumptions: what all this rests on, besides the program itself.
+        by: what proved the radius of each input: ``constant``, ``forms`` or ``minorant``; empty where it is 0.
+        notes: why a method was not tried.
     """
 
     clean: float
@@ -57,10 +58,10 @@ class CertifiedAccuracy:
     labels: Tensor
     predictions: Tensor
     radii: Tensor
-    by: tuple[str, ...]
     error: float
-    notes: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ASSUMPTIONS
+    by: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def at(self, radius: float, label: int | None = None) -> float:
         """Certified accuracy at any radius, of all inputs or of one class."""
@@ -265,10 +266,10 @@ class _Classifier:
 
     @property
     def _asks_for_forms(self) -> bool:
-        """Forms of all pairs of classes take long, and were never seen to prove more than minorants that gain."""
-        options = self.options
+        """Forms of all pairs of classes take long, and seldom prove more than minorants that gain something."""
+        options, network = self.options, self.network
         is_searched = options.steps and options.enough and not options.largest and not self.notes
-        return not is_searched or self.network.lipschitz <= NEAR_ONE
+        return not is_searched or network.lipschitz <= NEAR_ONE or network.is_quick
 
     @property
     def notes(self) -> tuple[str, ...]:

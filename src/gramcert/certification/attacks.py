@@ -8,13 +8,16 @@ import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gramcert.arguments import checked_radii
+from gramcert.auditing.reading import Source
 from gramcert.nn.baking import export
+from gramcert.operators.evaluation import Runnable
 from gramcert.progress import Report, silent
 from gramcert.rounding import next_up, norm_up
 
@@ -45,27 +48,33 @@ class AttackResult:
 
 
 def attack(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram | str | Path,
     inputs: Tensor,
     labels: Tensor,
     radii: Sequence[float],
     *,
     steps: int = 100,
     batch: int = 100,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    architecture: str | None = None,
+    prefix: str | None = None,
     report: Report = silent,
 ) -> AttackResult:
-    """Look for the smallest change of each input, within [0, 1], that changes its class: DDN, Carlini-Wagner, PGD.
+    """Look for the smallest change of each input that changes its class: DDN, Carlini-Wagner, projected gradient.
 
     The first two minimise the norm; projected gradient tries each radius, on the inputs that withstood so far. A change
     counts only if the network in float64 gives the wrong class too.
 
     Args:
-        model: a ``Sequential`` of layers that :func:`gramcert.lipschitz_bound` knows.
-        inputs: in [0, 1], shape (count, channels, *sizes).
+        model: what :func:`gramcert.certify` takes.
+        inputs: shape (count, *shape).
         labels: their classes.
         radii: for projected gradient.
         steps: gradient steps of each attack at each trial.
         batch: inputs attacked at once.
+        bounds: between which the numbers of an input are, changed or not.
+        architecture: of a file that holds weights alone.
+        prefix: of the names of the weights to be used, where a file holds several networks.
         report: told which attack is at work, how many inputs are done, and of how many.
     """
     call = "attack"
@@ -75,18 +84,25 @@ def attack(
     if not inputs.numel() or inputs.dim() < 2 or labels.shape != inputs.shape[:1]:
         shapes = f"{tuple(inputs.shape)} and {tuple(labels.shape)}"
         raise ValueError(f"{call}(inputs, labels): expected (count, ...) and as many labels, got shapes {shapes}")
-    if not bool(((inputs >= 0) & (inputs <= 1)).all()):
-        raise ValueError(f"{call}(inputs): expected values from 0 to 1, got {inputs.min():.3g} to {inputs.max():.3g}")
+    low, high = bounds
+    if not bool(((inputs >= low) & (inputs <= high)).all()):
+        raise ValueError(
+            f"{call}(inputs): expected values from {low:g} to {high:g}, got {inputs.min():.3g} to {inputs.max():.3g}"
+        )
     for name, count in (("steps", steps), ("batch", batch)):
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"{call}({name}={count!r}): expected a positive int")
     radii = checked_radii(f"{call}(radii)", radii)
     foolbox = require_foolbox()
-    plain = export(model).float().requires_grad_(False)
+    if not isinstance(model, nn.Module):
+        source = Source.of(call, model, architecture, prefix)
+        shape = tuple(inputs.shape[1:])
+        model = Runnable(source.graph(call, shape, "inputs")) if source.module is None else source.module
+    plain = export(model).float().requires_grad_(False) if not isinstance(model, Runnable) else model
     for layer in plain.modules():
         if getattr(layer, "inplace", False):
             vars(layer)["inplace"] = False  # gradients with respect to an input need the input
-    target = foolbox.PyTorchModel(plain, bounds=(0, 1), device=inputs.device)
+    target = foolbox.PyTorchModel(plain.eval(), bounds=bounds, device=inputs.device)
     attacks = (
         foolbox.attacks.DDNAttack(steps=steps),
         foolbox.attacks.L2CarliniWagnerAttack(binary_search_steps=4, steps=steps, stepsize=0.01, abort_early=True),
@@ -139,7 +155,7 @@ def _check_outputs(call: str, plain: nn.Module, inputs: Tensor, labels: Tensor) 
 
 def plain_in_float64(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """The class that the network gives in float64 with its weights as they are."""
-    wide = export(model).cpu().double()
+    wide = model if isinstance(model, Runnable) else export(model).cpu().double()
 
     def classes(x: Tensor) -> Tensor:
         with torch.no_grad():

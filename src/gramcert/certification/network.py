@@ -25,6 +25,9 @@ from gramcert.rounding import next_up, row_norms_up, up
 # Passes of the search for multipliers, and operations of proofs up to which each pair of classes has its own.
 PASSES, WORTH_PAIRS = 40, 3e11
 
+# Up to which all pairs of classes together take seconds.
+QUICK_PAIRS = 2e8
+
 # Operations of a proof up to which forms are tried at all by calls that show no progress: seconds.
 QUICK_PROOF = 2e10
 
@@ -85,6 +88,11 @@ class CertifiedNetwork:
         return radii_of_pairs(*known, self._differences)
 
     @functools.cached_property
+    def is_quick(self) -> bool:
+        """Whether forms of all pairs of classes take seconds."""
+        return _operations(self.graph, self.classes) <= QUICK_PAIRS
+
+    @functools.cached_property
     def _differences(self) -> Tensor | None:
         """Found when they are asked for, which takes minutes where there are many classes."""
         return _differences(self._call, self.graph, self._weight, self.lipschitz, self._report)
@@ -114,6 +122,11 @@ def constant_of(network: Network, product: float) -> float:
     return min(product, forms.upper)
 
 
+def _operations(graph: Graph, classes: int) -> float:
+    """Of the proofs of all pairs of classes."""
+    return proof_operations(graph.needed()) * (classes * (classes - 1) // 2)
+
+
 def _differences(call: str, graph: Graph, weight: Tensor, lipschitz: float, report: Report) -> Tensor | None:
     """Constants of the differences of two logits by forms of the whole network, where these are below L·‖w_y - w_i‖.
 
@@ -122,7 +135,7 @@ def _differences(call: str, graph: Graph, weight: Tensor, lipschitz: float, repo
     """
     classes = len(weight)
     pairs = [(y, i) for y in range(classes) for i in range(y)]
-    if proof_operations(graph.needed()) * len(pairs) > WORTH_PAIRS:
+    if _operations(graph, classes) > WORTH_PAIRS:
         return None
     found = torch.full((classes, classes), math.inf, dtype=torch.float64)
     last: list[Proposal] = []

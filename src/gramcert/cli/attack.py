@@ -1,7 +1,6 @@
 """``gramcert attack``: strong l2 attacks on a trained network, set beside what is certified."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -11,26 +10,34 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gramcert.certification.accuracy import certify
+from gramcert.certification.accuracy import METHODS, certify
+from gramcert.certification.accuracy import STEPS as DEFAULT_STEPS
 from gramcert.certification.attacks import ATTACKS, require_foolbox
 from gramcert.certification.attacks import attack as run
-from gramcert.cli.certify import images_to_test, percent
+from gramcert.cli.audit import ARCHITECTURE, PREFIX
+from gramcert.cli.certify import percent
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
-from gramcert.cli.options import DATA, RADII, parse_radii
+from gramcert.cli.options import DATA, JOBS, RADII, RESUME, STEPS, parse_radii
 from gramcert.cli.progress import counting_bars
 from gramcert.cli.radius_plot import save_radius_plot
-from gramcert.training.checkpoints import Trained, save_inputs
+from gramcert.cli.subject import SUBJECT, Subject
+from gramcert.training.checkpoints import save_inputs
 
 REFUTED = "refuted.safetensors"
 
 
 def attack(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `gramcert train` wrote.")],
+    model: SUBJECT,
     data: DATA = None,
     radii: RADII = "36/255,72/255,108/255,255/255",
     images: Annotated[int | None, typer.Option(help="Only the first so many test images.")] = None,
     steps: Annotated[int, typer.Option(help="Gradient steps of each attack at each trial.")] = 100,
     seed: Annotated[int, typer.Option(help="Of the random starts.")] = 0,
+    search_steps: STEPS = DEFAULT_STEPS,
+    jobs: JOBS = 1,
+    resume: RESUME = None,
+    architecture: ARCHITECTURE = None,
+    prefix: PREFIX = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Certified, attacked and clean accuracy: DDN, Carlini-Wagner and projected gradient, the best for each image.
@@ -42,23 +49,31 @@ def attack(
         if steps < 1:
             raise BadInput(f"--steps {steps}: expected a positive number")
         require_foolbox()
-        trained = Trained(folder)
-        test = images_to_test(trained, data, images)
+        subject = Subject.of(model, data, images)
+        count = len(subject.labels)
         with counting_bars() as bars:
             certified = certify(
-                trained.model,
-                test.loader(),
+                subject.model,
+                subject.loader(),
                 list(wanted.values()),
-                report=lambda what, done, total: bars(what, done, total or len(test)),
+                search_steps=search_steps,
+                jobs=jobs,
+                resume=resume,
+                architecture=architecture,
+                prefix=prefix,
+                report=lambda what, done, total: bars(what, done, total or count),
             )
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 attacked = run(
-                    trained.model,
-                    test.values(),
-                    test.labels,
+                    subject.model,
+                    subject.inputs,
+                    subject.labels,
                     list(wanted.values()),
                     steps=steps,
+                    bounds=_bounds(subject.inputs),
+                    architecture=architecture,
+                    prefix=prefix,
                     report=bars,
                 )
     refuted = (attacked.distances < certified.radii).nonzero().flatten().tolist()
@@ -71,11 +86,12 @@ def attack(
         for text, radius in wanted.items()
     }
     best = {name: int((attacked.best == number).sum()) for number, name in enumerate(ATTACKS)}
+    by = {name: certified.by.count(name) for name in METHODS}
     if as_json:
-        facts = {"images": len(test), "steps": steps, "inside_certified_radius": refuted, "best": best}
+        facts = {"images": count, "steps": steps, "inside_certified_radius": refuted, "best": best, "by": by}
         typer.echo(json.dumps({"radii": shares, "lipschitz": certified.lipschitz} | facts, allow_nan=False))
     else:
-        table = Table(title=f"{escape(trained.configuration.name)}: accuracy in %", title_justify="left")
+        table = Table(title=f"{escape(subject.name)}: accuracy in %", title_justify="left")
         for name in ("radius", "certified", "attacked", "clean"):
             table.add_column(name, justify="right")
         for text, row in shares.items():
@@ -84,8 +100,10 @@ def attack(
             )
         Console().print(table)
         winners = ", ".join(f"{name} {count}" for name, count in best.items())
-        Console().print(Text(f"{len(test)} images, {steps} steps. Smallest change found by: {winners}.", "dim"))
-    beside = folder if folder.is_dir() else folder.parent
+        proofs = ", ".join(f"{name} {number}" for name, number in by.items() if number) or "nothing"
+        text = f"{count} images, {steps} steps. Radii by: {proofs}. Smallest change found by: {winners}."
+        Console().print(Text(text, "dim"))
+    beside = subject.beside
     if refuted:
         typer.echo(
             f"REFUTED: an attack succeeded inside the certified radius of {len(refuted)} images, the first of them "
@@ -94,14 +112,20 @@ def attack(
             err=True,
         )
     else:
-        typer.echo(f"No attack succeeded inside a certified radius ({len(test)} images).", err=True)
+        typer.echo(f"No attack succeeded inside a certified radius ({count} images).", err=True)
     curves = {"certified": certified.radii, "attacked": attacked.distances}
     try:  # after the result, which must not be lost with a file
         with one_line_errors():
             if refuted:
                 evidence = {"index": torch.tensor(refuted), "changed": attacked.changed[refuted]}
                 save_inputs(beside / REFUTED, evidence)
-            save_radius_plot(beside / "attacked.png", curves, certified.clean, trained.configuration.name)
+            save_radius_plot(beside / "attacked.png", curves, certified.clean, subject.name)
     finally:
         if refuted:
             raise typer.Exit(NEGATIVE_ANSWER)
+
+
+def _bounds(inputs: torch.Tensor) -> tuple[float, float]:
+    """What pixels may be: from 0 to 1, or, where inputs are scaled in another way, between those that occur."""
+    least, most = float(inputs.min()), float(inputs.max())
+    return (0.0, 1.0) if least >= 0 and most <= 1 else (least, most)

@@ -12,73 +12,81 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gramcert.certification.accuracy import CertifiedAccuracy
+from gramcert.certification.accuracy import METHODS, CertifiedAccuracy
+from gramcert.certification.accuracy import STEPS as DEFAULT_STEPS
 from gramcert.certification.accuracy import certify as run
-from gramcert.cli.data import images_of
-from gramcert.cli.errors import BadInput, one_line_errors
-from gramcert.cli.options import DATA, RADII, parse_radii
+from gramcert.cli.audit import ARCHITECTURE, PREFIX
+from gramcert.cli.errors import one_line_errors
+from gramcert.cli.options import DATA, JOBS, RADII, RESUME, STEPS, parse_radii
 from gramcert.cli.plots import require_plotting
 from gramcert.cli.progress import counting_bars
 from gramcert.cli.radius_plot import save_radius_plot
-from gramcert.training.checkpoints import Trained
-from gramcert.training.images import Labelled
+from gramcert.cli.subject import SUBJECT, Subject
 
 # A table of a hundred classes is for --json.
 MOST_ROWS = 20
 
 
 def certify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `gramcert train` wrote.")],
+    model: SUBJECT,
     data: DATA = None,
     radii: RADII = "36/255,72/255,108/255,255/255",
     images: Annotated[int | None, typer.Option(help="Only the first so many test images.")] = None,
+    largest: Annotated[
+        bool, typer.Option(help="Look for the largest radius of each image, beyond those asked.")
+    ] = False,
+    steps: STEPS = DEFAULT_STEPS,
+    jobs: JOBS = 1,
+    resume: RESUME = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Where to write what `gramcert verify` checks each radius with, a .npz file.")
+    ] = None,
+    architecture: ARCHITECTURE = None,
+    prefix: PREFIX = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Where the curve goes; DIR/certified.png if matplotlib is installed.")
+        Path | None,
+        typer.Option(help="Where the curve goes; certified.png beside the model if matplotlib is installed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Clean and certified accuracy on the test images, per class, and the curve over all radii; rounding included."""
+    """Clean and certified accuracy, per class, who certified what, and the curve over all radii; rounding included."""
     with one_line_errors():
         wanted = parse_radii(radii)
         if plot is not None:
             require_plotting(plot)
-        trained = Trained(folder)
-        test = images_to_test(trained, data, images)
+        subject = Subject.of(model, data, images)
         with counting_bars() as bars:
             result = run(
-                trained.model,
-                test.loader(),
+                subject.model,
+                subject.loader(),
                 list(wanted.values()),
-                report=lambda what, done, total: bars(what, done, total or len(test)),
+                largest=largest,
+                search_steps=steps,
+                jobs=jobs,
+                resume=resume,
+                certificate=certificate,
+                architecture=architecture,
+                prefix=prefix,
+                report=lambda what, done, total: bars(what, done, total or len(subject.labels)),
             )
     if as_json:
-        typer.echo(json.dumps(_as_json(trained, result, wanted), allow_nan=False))
+        typer.echo(json.dumps(_as_json(subject, result, wanted), allow_nan=False))
     else:
-        Console().print(_table(trained, result, wanted))
-        Console().print(_notes(trained, result, len(test)))
-    target = plot or (folder if folder.is_dir() else folder.parent) / "certified.png"
+        Console().print(_table(subject, result, wanted))
+        Console().print(_notes(subject, result))
+    if certificate is not None:
+        typer.echo(f"certificate written to {certificate}; gramcert verify checks it", err=True)
     with one_line_errors():  # after the result, which must not be lost with the plot
-        save_radius_plot(target, {"certified": result.radii}, result.clean, trained.configuration.name)
+        save_radius_plot(
+            plot or subject.beside / "certified.png", {"certified": result.radii}, result.clean, subject.name
+        )
 
 
-def images_to_test(trained: Trained, data: Path | None, count: int | None) -> Labelled:
-    """The test images of a network's own set, which must be the ones that it was made for."""
-    configuration = trained.configuration
-    found = images_of(configuration.dataset, data)
-    found = found.limited(configuration.images, configuration.holdout)
-    if found.shape != trained.shape or found.classes != trained.classes:
-        expected = f"{len(trained.classes)} classes of images of shape {trained.shape}"
-        raise BadInput(f"--data: the network was made for {expected}, got {len(found.classes)} of {found.shape}")
-    if count is not None and not 0 < count <= len(found.test):
-        raise BadInput(f"--images {count}: expected 1 to {len(found.test)}")
-    return found.test if count is None else found.test[slice(0, count)]
-
-
-def _as_json(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float]) -> dict[str, Any]:
+def _as_json(subject: Subject, result: CertifiedAccuracy, radii: dict[str, float]) -> dict[str, Any]:
     classes = {
         name: {"images": int((result.labels == label).sum()), "clean": result.clean_of(label)}
         | {"certified": {text: result.at(radius, label) for text, radius in radii.items()}}
-        for label, name in enumerate(trained.classes)
+        for label, name in enumerate(subject.classes)
         if bool((result.labels == label).any())
     }
     return {
@@ -88,13 +96,16 @@ def _as_json(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float
         "images": len(result.labels),
         "feature_error": result.error,
         "classes": classes,
-        "configuration": json.loads(trained.configuration.to_json()),
+        "radii": [radius if math.isfinite(radius) else None for radius in result.radii.tolist()],
+        "by": list(result.by),
+        "notes": list(result.notes),
+        **subject.facts,
         "assumptions": result.assumptions,
     }
 
 
-def _table(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float]) -> Table:
-    table = Table(title=f"{escape(trained.configuration.name)}: certified accuracy in %", title_justify="left")
+def _table(subject: Subject, result: CertifiedAccuracy, radii: dict[str, float]) -> Table:
+    table = Table(title=f"{escape(subject.name)}: certified accuracy in %", title_justify="left")
     table.add_column("class")
     for heading in ("images", "clean", *(f"at {text}" for text in radii)):
         table.add_column(heading, justify="right", min_width=5)
@@ -102,9 +113,9 @@ def _table(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float])
     def row(name: str, count: int, clean: float, shares: list[float], style: str = "") -> None:
         table.add_row(Text(name), str(count), f"{100 * clean:.1f}", *map(percent, shares), style=style)
 
-    for label, name in enumerate(trained.classes):
+    for label, name in enumerate(subject.classes):
         count = int((result.labels == label).sum())
-        if count and len(trained.classes) <= MOST_ROWS:
+        if count and len(subject.classes) <= MOST_ROWS:
             row(name, count, result.clean_of(label), [result.at(radius, label) for radius in radii.values()])
     table.add_section()
     shares = [result.certified[radius] for radius in radii.values()]
@@ -112,14 +123,18 @@ def _table(trained: Trained, result: CertifiedAccuracy, radii: dict[str, float])
     return table
 
 
-def _notes(trained: Trained, result: CertifiedAccuracy, count: int) -> Text:
+def _notes(subject: Subject, result: CertifiedAccuracy) -> Text:
     constant, error = _rounded_up(result.lipschitz, 10), _rounded_up(result.error, 2)
+    count = len(result.labels)
+    shape = "×".join(map(str, subject.inputs.shape[1:]))
+    by = ", ".join(f"{name} {number}" for name in METHODS if (number := result.by.count(name)))
     return Text(
-        f"{trained.shape[1]}×{trained.shape[2]} images; constant of the network before its last layer {constant}, from "
-        f"every layer's weights as stored. Features are computed to within {error}, which is taken off the radii. With "
-        f"{count} images an accuracy of 50 % is known to about ±{100 * (0.25 / count) ** 0.5 * 2:.1f} points. "
-        f"Certified shares are rounded down."
-        + ("" if len(trained.classes) <= MOST_ROWS else " --json has every class."),
+        f"{count} inputs of shape {shape}; radii by {by or 'nothing'}. Constant of the network before its last layer "
+        f"{constant}, from every layer's weights as stored. Features are computed to within {error}, which is taken "
+        f"off the radii. With {count} images an accuracy of 50 % is known to about "
+        f"±{100 * (0.25 / count) ** 0.5 * 2:.1f} points. Certified shares are rounded down."
+        + "".join(f" Note: {note}." for note in result.notes)
+        + ("" if len(subject.classes) <= MOST_ROWS else " --json has every class."),
         "dim",
     )
 

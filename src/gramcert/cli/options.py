@@ -17,7 +17,16 @@ LARGEST = 2**31 - 1
 DATA_VARIABLE = "GRAMCERT_DATA"
 DATA = Annotated[
     Path | None,
-    typer.Option(envvar=DATA_VARIABLE, help="Archive or folder of the images; not needed for digits."),
+    typer.Option(
+        envvar=DATA_VARIABLE,
+        help="Archive or folder of the images; not needed for digits. For other models a .npz file: images, labels.",
+    ),
+]
+STEPS = Annotated[int, typer.Option(help="Of the search around each input; 0 leaves it out.")]
+JOBS = Annotated[int, typer.Option(help="Searches at once, each with its share of the cores.")]
+RESUME = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep finished searches here; the same command, interrupted, goes on from them."),
 ]
 RADII = Annotated[str, typer.Option(help="l2 radii, such as 36/255,0.5.")]
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gramcert.auditing.claims import Verification
 from gramcert.auditing.findings import UNBOUNDED
+from gramcert.auditing.radii import is_about_radii
 from gramcert.auditing.readable import shown_seconds, shown_text, shown_up
 from gramcert.auditing.verifying import read_certificate
 from gramcert.auditing.verifying import verify as run
@@ -25,7 +26,10 @@ NOT_CHECKED = "not checked: the name, tolerance and versions that it lists as `u
 
 def verify(
     certificate: Annotated[
-        Path, typer.Argument(metavar="CERTIFICATE", help="What `gramcert audit --certificate` wrote.")
+        Path,
+        typer.Argument(
+            metavar="CERTIFICATE", help="What `gramcert audit --certificate` or `gramcert certify --certificate` wrote."
+        ),
     ],
     model: MODEL = None,
     architecture: ARCHITECTURE = None,
@@ -38,8 +42,8 @@ def verify(
     Exit code 1 if anything is wrong, with what it is.
     """
     with one_line_errors(), chosen(model) as path, counting_bar("verify") as bar:
-        content = read_certificate(certificate)
-        said = content.get("unverified")
+        content = certificate if is_about_radii(certificate) else read_certificate(certificate)
+        said = content.get("unverified") if isinstance(content, dict) else None
         if model is None and not (isinstance(said, dict) and said.get("model") == EMBEDDED):
             raise BadInput(f"MODEL: expected the file that {certificate} is about")
         result = run(content, path, architecture=architecture, prefix=prefix, fix=parse_fix(fix), report=bar)
@@ -69,14 +73,18 @@ def _table(result: Verification) -> Table:
 def _verdict(result: Verification) -> Text:
     if result.holds:
         text = Text("\nthe certificate holds: ", "bold green")
-        if math.isinf(result.upper):
+        if result.inputs is not None:
+            text.append(f"{result.inputs} inputs keep their class within their radii")
+            text.append(f" for {shown_text(result.model)}", "not bold default")
+        elif math.isinf(result.upper):
             text.append("it certifies no constant").append(f" for {_about(result)}", "not bold default")
             for reason in result.reasons:
                 text.append(f"\n  {shown_text(reason, LONGEST_SENTENCE)}", "not bold yellow")
         else:
             text.append(f"L ≤ {shown_up(result.upper)}").append(f" for {_about(result)}", "not bold default")
         count = len(result.checks)
-        claims = f"{count} claim{'s' * (count != 1)} proved anew in {shown_seconds(result.seconds)}"
+        radii = "" if result.inputs is None else " and all radii"
+        claims = f"{count} claim{'s' * (count != 1)}{radii} proved anew in {shown_seconds(result.seconds)}"
         return text.append(f"\n{claims}; {NOT_CHECKED}", "not bold dim default")
     text = Text("\nthe certificate does NOT hold", "bold red")
     for problem in result.problems:
@@ -92,6 +100,7 @@ def _as_json(result: Verification) -> dict[str, object]:
     return {
         "holds": result.holds,
         "upper": UNBOUNDED if math.isinf(result.upper) else result.upper,
+        "inputs": result.inputs,
         "input_shape": list(result.input_shape),
         "model": result.model,
         "reasons": list(result.reasons),

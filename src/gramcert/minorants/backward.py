@@ -158,22 +158,23 @@ class Backward(ABC):
         shaped = (-1, *[1] * (c.dim() - 1))
         windows = self.centre.windows.get(node.name)
         if windows is None:
-            total = self.up(self.up(d * self.squared(constant)) + extra)
+            steepest = self.squared(constant)
+            total = self.up(self.up(d * steepest) + extra)
             at = self.centre.slopes[node.name]
             assert operation.slopes is not None
             z = self.value(self.centre.course.values[origin])
-            problem = Problem(z, c, g, *(part.reshape(shaped) for part in (d, total, extra)))
+            problem = Problem(z, c, g, d.reshape(shaped), extra.reshape(shaped), steepest)
             near = Slope(self.value(at[0]), self.value(at[1]))
             low = lowest(problem, operation.slopes, operation.local, near, is_proof=self.is_proof)
             back = g
         else:
             total = self.up(self.up(d + extra) * self.squared(constant))
-            problem = Problem(c, c, g, *(part.reshape(shaped) for part in (d, d, extra)))
+            problem = Problem(c, c, g, d.reshape(shaped), extra.reshape(shaped), 1.0)
             gap = self.value(windows.gap).reshape(c.shape)
             low = largest(problem, gap, is_proof=self.is_proof)
             shape = self.layout.nodes[origin].shape
-            back = g.new_zeros(len(g), math.prod(shape))
-            back = back.scatter_add(1, windows.place[self.samples], g.flatten(1)).reshape(-1, *shape)
+            back = g.new_zeros(len(g), math.prod(shape) + 1)  # the last for windows that read nothing
+            back = back.scatter_add(1, windows.place[self.samples], g.flatten(1))[:, :-1].reshape(-1, *shape)
             self.gathered(origin, g, constant)
         state.constant = self.plus(state.constant, low, problem)
         self._add_slope(state, origin, back)

@@ -91,7 +91,7 @@ class _Counted(Backward):
         return next_down(constant - loss)
 
     def plus(self, constant: Tensor, low: Tensor, problem: Problem) -> Tensor:
-        for part in (problem.centre, problem.c, problem.g, problem.d, problem.total, problem.extra):
+        for part in (problem.centre, problem.c, problem.g, problem.d * problem.steepest, problem.d, problem.extra):
             self.is_moderate &= (flat(part).abs() <= LARGEST).all(1)  # what is no number is not
         self.is_moderate &= flat(problem.extra).amin(1) >= SMALLEST
         rows = flat(low)
@@ -128,7 +128,7 @@ def _radius(layout: Layout, found: Minorant, room: Tensor, counted: _Counted) ->
     gradient = found.slope + tau.reshape(shaped) * point
     slope_norm, point_norm = norms(found.slope), norms(point)
     amount, off = next_up(slope_norm + next_up(tau * point_norm)), torch.zeros_like(tau)
-    entries = point[0].numel()
+    entries = math.prod(point.shape[1:])
     low = (found.slope * point).flatten(1).sum(1)
     low = next_down(low - next_up(next_up(slope_norm * point_norm) * gamma(entries + 2)))
     squares = point.flatten(1).square().sum(1) * (1 - 2 * gamma(entries + 2))
@@ -154,13 +154,14 @@ def _radius(layout: Layout, found: Minorant, room: Tensor, counted: _Counted) ->
 def _point(found: Minorant, maps: dict[str, list[LinearMap]], tau: Tensor) -> Tensor:
     """Near to where τδ = Σ q_z·A_zᵀA_zδ - c; whatever it is, it may be used."""
     quick = {name: [Quick.of(part) for part in parts] for name, parts in maps.items()}
-    slope, tau = found.slope.to(DTYPE), tau.to(DTYPE)
+    slope, wide, tau = found.slope.to(DTYPE), tau, tau.to(DTYPE)
     factors = {name: q.to(DTYPE).reshape(tau.shape) for name, q in found.first.items()}
     point = -slope / tau
     for _ in range(POINT_STEPS):
         bent = sum(q * there_and_back(quick[name], point)[1] for name, q in factors.items())
         point = (bent - slope) / tau
-    return point.double()
+    exact = -found.slope / wide
+    return torch.where(torch.isfinite(point), point, exact)  # numbers that float32 does not hold
 
 
 def _through(maps: list[LinearMap], x: Tensor, *, is_adjoint: bool = False) -> Rounded:

@@ -59,24 +59,23 @@ class _Ascent:
         self.squares = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
 
     def run(self, steps: int) -> Multipliers:
-        count = len(self.pairs)
-        found = {name: value.new_zeros(count, *value.shape[1:]) for name, value in self.parameters.items()}
-        left = torch.arange(count)
-        for step in range(steps):
-            radius = self._step(step, (1 + math.cos(math.pi * step / steps)) / 2)
-            if step % _EVERY == _EVERY - 1:
+        """The best that were seen at each look."""
+        found = {name: value.clone() for name, value in self.parameters.items()}
+        best, left = torch.full((len(self.pairs),), -math.inf, dtype=DTYPE), torch.arange(len(self.pairs))
+        for step in range(steps + 1):
+            radius, ahead = self._step(step, (1 + math.cos(math.pi * step / max(1, steps))) / 2)
+            if step % _EVERY == _EVERY - 1 or step == steps:
+                is_better = radius > best[left]
+                best[left[is_better]] = radius[is_better]
+                for name, value in self.parameters.items():
+                    found[name][left[is_better]] = value[is_better]
                 is_open = ~(radius > self.enough * _BEYOND)
-                self._keep(found, left, ~is_open)
-                left = left[is_open]
+                left, ahead = left[is_open], {name: value[is_open] for name, value in ahead.items()}
+                self._select(is_open)
                 if not len(left):
                     break
-                self._select(is_open)
-        self._keep(found, left, torch.ones(len(left), dtype=torch.bool))
+            self.parameters = ahead
         return _multipliers(found)
-
-    def _keep(self, found: dict[str, Tensor], left: Tensor, chosen: Tensor) -> None:
-        for name, value in self.parameters.items():
-            found[name][left[chosen]] = value.detach()[chosen]
 
     def _select(self, chosen: Tensor) -> None:
         if bool(chosen.all()):
@@ -107,8 +106,8 @@ class _Ascent:
         shaped = (-1, *[1] * (minorant.slope.dim() - 1))
         return parameters, scales, -minorant.slope * (self.start / length).reshape(shaped)
 
-    def _step(self, step: int, pace: float) -> Tensor:
-        """One step upwards; the radii before it."""
+    def _step(self, step: int, pace: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """The radii of the parameters, and where a step upwards leads."""
         leaves = {name: value.detach().requires_grad_() for name, value in self.parameters.items()}
         minorant = self.walk(self.walk.margin, self.walk.slope, _multipliers(leaves))
         value, curvature = self._at_input(minorant, leaves["room"].exp())
@@ -119,15 +118,17 @@ class _Ascent:
         bound = value - curvature * distance.square() / 2
         gradients = torch.autograd.grad(bound.sum(), list(leaves.values()), allow_unused=True)
         first, second = 1 - _MEAN ** (step + 1), 1 - _SQUARE ** (step + 1)
+        ahead = dict(self.parameters)
         with torch.no_grad():
-            for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
-                if gradient is None:
+            for (name, value), found in zip(leaves.items(), gradients, strict=True):
+                if found is None:
                     continue
+                gradient = found.nan_to_num(0.0, 0.0, 0.0)
                 mean = self.means[name].mul_(_MEAN).add_(gradient, alpha=1 - _MEAN)
                 size = self.squares[name].mul_(_SQUARE).addcmul_(gradient, gradient, value=1 - _SQUARE)
                 move = mean / first / ((size / second).sqrt() + 1e-30)
-                self.parameters[name] = value + pace * self.scales[name] * move
-        return radius
+                ahead[name] = value + pace * self.scales[name] * move
+        return radius, ahead
 
     def _at_input(self, minorant: Minorant, room: Tensor) -> tuple[Tensor, Tensor]:
         """M + V, and the curvature τ + d that is paid for it; see :mod:`gramcert.minorants.proof`."""

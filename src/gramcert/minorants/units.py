@@ -35,15 +35,16 @@ class Problem:
     Attributes:
         centre: ẑ.
         c, g: slopes before and behind.
-        d, total, extra: d, λ and e.
+        d, extra: d and e.
+        steepest: s², or more.
     """
 
     centre: Tensor
     c: Tensor
     g: Tensor
     d: Tensor
-    total: Tensor
     extra: Tensor
+    steepest: float
 
 
 @dataclass(frozen=True)
@@ -72,34 +73,43 @@ def _piecewise(problem: Problem, pieces: Pieces, *, is_proof: bool) -> Tensor:
     is at least h(p) - w²/2e, where w is what of h'(p) can still be gained: all of it inside the piece, at an end only
     what leads into it.
     """
-    z, c, g, d, total = problem.centre, problem.c, problem.g, problem.d, problem.total
+    z, c, g, d, extra = problem.centre, problem.c, problem.g, problem.d, problem.extra
     ends = (-math.inf, *pieces.breaks, math.inf)
     value, size = _value(pieces, z)
     lowest: Tensor | None = None
     for k, (slope, offset) in enumerate(zip(pieces.slopes, pieces.offsets, strict=True)):
+        # Δφ = s_k·Δ + jump, so that d·s²·Δ² - d·Δφ² has no large terms that cancel where e is small beside d.
+        spare = torch.as_tensor(problem.steepest - slope * slope).clamp_min(0).to(z.dtype)
+        jump = slope * z + offset - value
         with torch.no_grad():
-            pull = total * z + g - c * slope + d * slope * (offset - value)
-            point = (pull / (total - d * slope * slope)).clamp(ends[k], ends[k + 1])
-        rise, step = slope * point + offset - value, point - z
-        least = c * rise - g * step + (total * step * step - d * rise * rise) / 2
+            free = (g - c * slope + d * slope * jump) / (extra + d * spare)
+            point = (z + free).clamp(ends[k], ends[k + 1])
+        step = point - z
+        turn = 2 * slope * step + jump
+        least = (
+            c * (slope * step + jump) - g * step + (extra * step * step + d * (spare * step * step - jump * turn)) / 2
+        )
         if is_proof:
             off = gamma(_ROUNDINGS)
-            rises = (slope * point).abs() + abs(offset) + size
-            steps = point.abs() + z.abs()
-            amount = c.abs() * rises + g.abs() * steps + (total * steps * steps + d * rises * rises) / 2
-            change = c * slope - d * slope * rise - g + total * step
-            unsure = off * ((c * slope).abs() + (d * slope).abs() * rises + g.abs() + total * steps) + LOST
+            steps, jumps = point.abs() + z.abs(), (slope * z).abs() + abs(offset) + size
+            turns = 2 * (slope * steps).abs() + jumps
+            rises = (slope * steps).abs() + jumps
+            amount = c.abs() * rises + g.abs() * steps
+            amount = amount + (extra * steps * steps + d * (problem.steepest * steps * steps + jumps * turns)) / 2
+            change = c * slope - g + extra * step + d * (spare * step - slope * jump)
+            sizes = (c * slope).abs() + g.abs() + extra * steps
+            unsure = off * (sizes + d * (problem.steepest * steps + (slope * jumps).abs())) + LOST
             inside = (point > ends[k]) & (point < ends[k + 1])
-            out = torch.where(inside, change.abs() + unsure, _back(change, unsure, point, ends[k], ends[k + 1]))
-            excess = next_up(out * out / (2 * problem.extra)) * (1 + 2 * off) + LOST
+            out = torch.where(inside, change.abs() + unsure, _back(change, unsure, point, ends[k]))
+            excess = next_up(out * out / (2 * extra)) * (1 + 2 * off) + LOST
             least = next_down(least - (next_up(off * amount * (1 + 2 * off)) + excess) * (1 + 2 * off) - LOST)
         lowest = least if lowest is None else torch.minimum(lowest, least)
     assert lowest is not None
     return lowest
 
 
-def _back(change: Tensor, unsure: Tensor, point: Tensor, low: float, high: float) -> Tensor:
-    """At the end of a piece: how much a step into the piece may still gain."""
+def _back(change: Tensor, unsure: Tensor, point: Tensor, low: float) -> Tensor:
+    """At an end of a piece: how much a step into the piece may still gain."""
     return torch.where(point <= low, unsure - change, unsure + change).clamp_min(0)
 
 

@@ -191,7 +191,9 @@ def bent_leaky(negative_slope: float) -> Local:
 
 def bent_clamp(min: float = -math.inf, max: float = math.inf) -> Local:
     """Between two limits, of which one may be missing."""
-    if not min <= max or any(_float32(limit) != limit for limit in (min, max)):  # which a model may round
+    if not min <= max or min == math.inf or max == -math.inf:
+        return None
+    if any(_float32(limit) != limit for limit in (min, max)):  # which a model may round
         return None
     rising = [(min, 1.0)] if math.isfinite(min) else []
     level = [(max, 0.0)] if math.isfinite(max) else []

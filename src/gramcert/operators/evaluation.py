@@ -14,9 +14,9 @@ bounded there by the norms of their absolute values.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gramcert.operators.graph import Input, Joint, Node, Nonlinear, Sum
+from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum
 from gramcert.operators.linear import LinearMap, Shift
 from gramcert.operators.propagation import Measure, Plan
 from gramcert.operators.rounded import Rounded, exactly
@@ -135,3 +135,22 @@ def _require_known(node: Node) -> None:
     if isinstance(operation, Nonlinear) and operation.compute is None:
         raise NotEvaluatedError(f"{node.label}: how {operation.name} rounds is not known, so nothing can be certified")
     assert isinstance(operation, (Input, LinearMap, Nonlinear, Sum, Joint))
+
+
+class Runnable(nn.Module):
+    """A graph with one output as a module that computes in float64, for gradients; nothing is said of rounding."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        (self.output,) = graph.outputs.values()
+        self.graph = graph.needed()
+        for node in self.graph.nodes.values():
+            _require_known(node)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Batches (samples, *shape) to those of the output."""
+        values: dict[str, Tensor] = {}
+        for node in self.graph.nodes.values():
+            inputs = [values[name] for name in node.inputs]
+            values[node.name] = _run(node, inputs)[0] if inputs else x.double()[:, None]
+        return values[self.output][:, 0].to(x.dtype)
