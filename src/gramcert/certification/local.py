@@ -27,8 +27,8 @@ from gramcert.rounding import checked_arithmetic
 # Changes whenever a search could not use what an earlier version left.
 FORMAT = "gramcert minorants 1"
 
-# Entries of all values of a network, times pairs, that are searched at once: about 1 GiB; and of one pair alone.
-PORTION, MOST_ENTRIES = 2**23, 2**24
+# Entries of all values of a network, times pairs, that are searched at once: about 300 MB; and of one pair alone.
+PORTION, MOST_ENTRIES = 2**21, 2**24
 
 # A search is tried on so many pairs. It goes on if it lifts so large a share of their radii by so large a factor.
 TRIAL, WORTH, SHARE = 32, 1.01, 0.1
