@@ -20,6 +20,7 @@ from gramcert.auditing.certificate import Claim, claimed, claimed_steps, node_fa
 from gramcert.auditing.claims import Check, Verification, checked, graph_problems
 from gramcert.auditing.reading import Source
 from gramcert.auditing.strict_json import canonical, parse
+from gramcert.auditing.written import BadCertificate
 from gramcert.files import BadFile, read_npz, write_atomically
 from gramcert.minorants.backward import Multipliers, Pairs
 from gramcert.minorants.layout import Layout, widened
@@ -150,12 +151,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         arrays = read_npz(path)
         text = parse(bytes(arrays.pop(_TEXT).numpy().tobytes()).decode())
+    except FileNotFoundError:
+        raise BadCertificate(f"{path}: no such file") from None
     except OSError as error:
-        raise _WrongError(f"{path}: {error.strerror or 'cannot be read'}") from None
-    except (BadFile, KeyError, ValueError, RecursionError) as error:
-        raise _WrongError(f"{path}: expected a certificate of radii ({str(error)[:120]})") from None
+        raise BadCertificate(f"{path}: {error.strerror or 'cannot be read'}") from None
+    except KeyError:
+        raise BadCertificate(f"{path}: expected a certificate of radii, got other arrays") from None
+    except (BadFile, ValueError, RecursionError) as error:
+        raise BadCertificate(f"{path}: expected a certificate of radii ({str(error)[:120]})") from None
     if not isinstance(text, dict) or text.get("format") != FORMAT:
-        raise _WrongError(f"{path}: expected the format {FORMAT!r}")
+        raise BadCertificate(f"{path}: expected the format {FORMAT!r}")
     sizes = text.get("input_shape")
     if set(text) != set(_TEXT_FIELDS) or not isinstance(sizes, list) or not isinstance(text["graph"], list):
         raise _WrongError(f"{path}: expected the fields {', '.join(_TEXT_FIELDS)}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gramcert.arguments import checked_radii, require_finite
-from gramcert.auditing.radii import CertifiedInputs, write_radii
+from gramcert.auditing.radii import CertifiedInputs, is_about_radii, write_radii
 from gramcert.auditing.reading import Source
 from gramcert.certification.local import LocalBounds
 from gramcert.certification.network import CertifiedNetwork
@@ -135,8 +135,10 @@ def certify(
     for name, count, least in (("search_steps", search_steps, 0), ("jobs", jobs, 1)):
         if isinstance(count, bool) or not isinstance(count, int) or count < least:
             raise ValueError(f"{call}({name}={count!r}): expected an int that is at least {least}")
-    if certificate is not None and (Path(certificate).suffix != ".npz" or not search_steps):
+    if certificate is not None and (not is_about_radii(certificate) or not search_steps):
         raise ValueError(f"{call}(certificate={str(certificate)!r}): expected a file ending in .npz, and search steps")
+    if certificate is not None and not Path(certificate).parent.is_dir():
+        raise ValueError(f"{call}(certificate={str(certificate)!r}): there is no such folder")
     with checked_arithmetic(call):  # weights as the layers give them alone, whatever autocast is around
         source = Source.of(call, model, architecture, prefix)
         if source.module is not None:
@@ -158,8 +160,9 @@ def certify(
         raise ValueError(f"{call}(loader): expected at least one batch")
     labels, predictions = (torch.cat([getattr(part, name) for part in found]) for name in ("labels", "predictions"))
     every_radius = torch.cat([part.radii for part in found])
-    if certificate is not None:
-        classifier.write(Path(certificate))
+    notes = classifier.notes
+    if certificate is not None and not classifier.write(Path(certificate)):
+        notes += ("no input has a radius, so no certificate was written",)
     return CertifiedAccuracy(
         clean=float((predictions == labels).double().mean()),
         certified={radius: _share_beyond(every_radius, radius) for radius in radii},
@@ -169,7 +172,7 @@ def certify(
         radii=every_radius,
         by=tuple(name for part in found for name in part.by),
         error=max(part.error for part in found),
-        notes=classifier.notes,
+        notes=notes,
         assumptions=classifier.network.assumptions,
     )
 
@@ -276,12 +279,13 @@ class _Classifier:
         """Why a method was not tried."""
         return (self._local.note,) if self._local is not None and self._local.note else ()
 
-    def write(self, path: Path) -> None:
-        """The certificate of all inputs so far."""
+    def write(self, path: Path) -> bool:
+        """The certificate of all inputs so far; ``False`` if there is nothing to certify."""
         parts = [part for part in self._certificate if len(part.radii)]
         if not parts or self._local is None:
-            raise ValueError(f"{self.call}(certificate={str(path)!r}): no input has a radius to be certified")
+            return False
         write_radii(path, self._local.network, self.name, self.shape, parts)
+        return True
 
 
 def _share_beyond(found: Tensor, radius: float) -> float:

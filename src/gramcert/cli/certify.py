@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gramcert.certification.accuracy import METHODS, CertifiedAccuracy
+from gramcert.certification.accuracy import METHODS, MINORANT, CertifiedAccuracy
 from gramcert.certification.accuracy import STEPS as DEFAULT_STEPS
 from gramcert.certification.accuracy import certify as run
 from gramcert.cli.audit import ARCHITECTURE, PREFIX
@@ -73,8 +73,8 @@ def certify(
         typer.echo(json.dumps(_as_json(subject, result, wanted), allow_nan=False))
     else:
         Console().print(_table(subject, result, wanted))
-        Console().print(_notes(subject, result))
-    if certificate is not None:
+        Console().print(_notes(subject, result, largest=largest))
+    if certificate is not None and not any("no certificate" in note for note in result.notes):
         typer.echo(f"certificate written to {certificate}; gramcert verify checks it", err=True)
     with one_line_errors():  # after the result, which must not be lost with the plot
         save_radius_plot(
@@ -123,7 +123,7 @@ def _table(subject: Subject, result: CertifiedAccuracy, radii: dict[str, float])
     return table
 
 
-def _notes(subject: Subject, result: CertifiedAccuracy) -> Text:
+def _notes(subject: Subject, result: CertifiedAccuracy, *, largest: bool) -> Text:
     constant, error = _rounded_up(result.lipschitz, 10), _rounded_up(result.error, 2)
     count = len(result.labels)
     shape = "×".join(map(str, subject.inputs.shape[1:]))
@@ -133,6 +133,11 @@ def _notes(subject: Subject, result: CertifiedAccuracy) -> Text:
         f"{constant}, from every layer's weights as stored. Features are computed to within {error}, which is taken "
         f"off the radii. With {count} images an accuracy of 50 % is known to about "
         f"±{100 * (0.25 / count) ** 0.5 * 2:.1f} points. Certified shares are rounded down."
+        + (
+            ""
+            if largest or MINORANT not in result.by
+            else " Beyond the largest radius only constants count; see --largest."
+        )
         + "".join(f" Note: {note}." for note in result.notes)
         + ("" if len(subject.classes) <= MOST_ROWS else " --json has every class."),
         "dim",

@@ -39,7 +39,7 @@ def save_radius_plot(path: Path, radii: dict[str, Tensor], clean: float, name: s
         axes.axvline(mark / 255, color="0.85", linewidth=0.8, zorder=0)
         axes.text(mark / 255, 101.5, f"{mark}/255", ha="center", va="bottom", rotation=90, fontsize=6.5, color="0.4")
     axes.set(xlim=(0, end), ylim=(0, 100), xlabel="l2 radius", ylabel="accuracy in %")
-    axes.set_title(title, fontsize=10, pad=30)
+    axes.set_title(title, fontsize=10, pad=38)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
     try:
