@@ -116,7 +116,7 @@ def read_npy(path: Path) -> Tensor:
         raise BadFile(f"expected real numbers, got an array of {array.dtype}") from None
 
 
-def read_npz(path: Path, most_bytes: int = 2**33) -> dict[str, Tensor]:
+def read_npz(path: Path, most_bytes: int = 2**32) -> dict[str, Tensor]:
     """The arrays of a ``.npz`` file by their names.
 
     What an array says of its size has to be what the archive says of it, and all together not too much, before memory
@@ -128,6 +128,8 @@ def read_npz(path: Path, most_bytes: int = 2**33) -> dict[str, Tensor]:
             if sum(part.file_size for part in archive.infolist()) > most_bytes:
                 raise BadFile(f"expected arrays of at most {most_bytes} bytes in all")
             for part in archive.infolist():
+                if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise BadFile("expected arrays as NumPy compresses them, or plain")
                 with archive.open(part) as file:
                     found[part.filename.removesuffix(".npy")] = _npy_of_archive(file, part.file_size)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
@@ -137,13 +139,18 @@ def read_npz(path: Path, most_bytes: int = 2**33) -> dict[str, Tensor]:
 
 def _npy_of_archive(file: IO[bytes], size: int) -> Tensor:
     start = file.read(_NPY_HEADER)
+    head = io.BytesIO(start)
     try:
-        head = io.BytesIO(start)
-        version = np.lib.format.read_magic(head)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read(head)
-    except ValueError as error:
-        raise BadFile(f"cannot be read as an array ({str(error).splitlines()[0][:100]})") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # about headers of Python 2
+            version = np.lib.format.read_magic(head)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(head)
+    except Exception as error:  # NumPy parses it as Python, which can raise anything
+        reason = (str(error).splitlines() or [""])[0][:100]
+        raise BadFile(f"cannot be read as an array ({type(error).__name__}: {reason})") from None
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise BadFile(f"expected an array, got the shape {shape}")
     if dtype.kind not in "fiub" or math.prod(shape) * dtype.itemsize + head.tell() != size:
         raise BadFile(f"expected real numbers in the size of their array, got {dtype} of shape {shape}")
     raw = start[head.tell() :] + file.read()

@@ -148,19 +148,17 @@ def verify_radii(path: Path, source: Source, report: Report = silent) -> Verific
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The text and the arrays, of the right names and shapes; what they say is not checked."""
+    if not path.is_file():
+        raise BadCertificate(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
     try:
         arrays = read_npz(path)
         text = parse(bytes(arrays.pop(_TEXT).numpy().tobytes()).decode())
-    except FileNotFoundError:
-        raise BadCertificate(f"{path}: no such file") from None
-    except OSError as error:
-        raise BadCertificate(f"{path}: {error.strerror or 'cannot be read'}") from None
     except KeyError:
-        raise BadCertificate(f"{path}: expected a certificate of radii, got other arrays") from None
-    except (BadFile, ValueError, RecursionError) as error:
-        raise BadCertificate(f"{path}: expected a certificate of radii ({str(error)[:120]})") from None
+        raise _WrongError(f"{path}: expected a certificate of radii, got other arrays") from None
+    except (BadFile, OSError, ValueError, RecursionError) as error:
+        raise _WrongError(f"{path}: expected a certificate of radii ({str(error)[:120]})") from None
     if not isinstance(text, dict) or text.get("format") != FORMAT:
-        raise BadCertificate(f"{path}: expected the format {FORMAT!r}")
+        raise _WrongError(f"{path}: expected the format {FORMAT!r}")
     sizes = text.get("input_shape")
     if set(text) != set(_TEXT_FIELDS) or not isinstance(sizes, list) or not isinstance(text["graph"], list):
         raise _WrongError(f"{path}: expected the fields {', '.join(_TEXT_FIELDS)}")
@@ -191,11 +189,12 @@ def _claims(written: Any, plan: Plan) -> list[Claim]:
         is_about_it = isinstance(claim, dict) and set(claim) == {*facts, "upper", "norms"}
         if not is_about_it or canonical({name: claim[name] for name in facts}) != canonical(facts):
             raise _WrongError("claims: one is about another map")
-        numbers = [claim["upper"], *(claim["norms"] or [])]
-        is_pair = claim["norms"] is None or (isinstance(claim["norms"], list) and len(claim["norms"]) == 2)
-        if not is_pair or any(type(number) is not float or not 0 <= number < math.inf for number in numbers):
+        norms = [] if claim["norms"] is None else claim["norms"]
+        is_known = isinstance(norms, list) and len(norms) in (0, 2)
+        numbers = [claim["upper"], *norms] if is_known else [None]
+        if any(type(number) is not float or not 0 <= number < math.inf for number in numbers):
             raise _WrongError("claims: expected numbers that are not negative")
-        found.append(Claim(claim["upper"], norms=None if claim["norms"] is None else tuple(claim["norms"])))
+        found.append(Claim(claim["upper"], norms=None if claim["norms"] is None else (norms[0], norms[1])))
     return found
 
 

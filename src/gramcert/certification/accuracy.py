@@ -161,8 +161,10 @@ def certify(
     labels, predictions = (torch.cat([getattr(part, name) for part in found]) for name in ("labels", "predictions"))
     every_radius = torch.cat([part.radii for part in found])
     notes = classifier.notes
-    if certificate is not None and not classifier.write(Path(certificate)):
-        notes += ("no input has a radius, so no certificate was written",)
+    if certificate is not None:
+        missing = int((every_radius > 0).sum()) - classifier.write(Path(certificate))
+        if missing:
+            notes += (f"{missing} inputs have a radius by constants alone and are not in the certificate",)
     return CertifiedAccuracy(
         clean=float((predictions == labels).double().mean()),
         certified={radius: _share_beyond(every_radius, radius) for radius in radii},
@@ -279,13 +281,12 @@ class _Classifier:
         """Why a method was not tried."""
         return (self._local.note,) if self._local is not None and self._local.note else ()
 
-    def write(self, path: Path) -> bool:
-        """The certificate of all inputs so far; ``False`` if there is nothing to certify."""
+    def write(self, path: Path) -> int:
+        """The certificate of all inputs so far, and how many are in it; of none there is no certificate."""
         parts = [part for part in self._certificate if len(part.radii)]
-        if not parts or self._local is None:
-            return False
-        write_radii(path, self._local.network, self.name, self.shape, parts)
-        return True
+        if parts and self._local is not None:
+            write_radii(path, self._local.network, self.name, self.shape, parts)
+        return sum(len(part.radii) for part in parts)
 
 
 def _share_beyond(found: Tensor, radius: float) -> float:

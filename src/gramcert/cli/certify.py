@@ -74,7 +74,7 @@ def certify(
     else:
         Console().print(_table(subject, result, wanted))
         Console().print(_notes(subject, result, largest=largest))
-    if certificate is not None and not any("no certificate" in note for note in result.notes):
+    if certificate is not None and certificate.exists():
         typer.echo(f"certificate written to {certificate}; gramcert verify checks it", err=True)
     with one_line_errors():  # after the result, which must not be lost with the plot
         save_radius_plot(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramcert.operators.elementwise import Curvature, Local, Pieces, Slopes
+from gramcert.operators.elementwise import Curvature, Local, Number, Pieces, Slopes
 from gramcert.rounding import gamma, next_down, next_up
 
 # At least the roundings in a row of any formula here.
@@ -77,9 +77,9 @@ def _piecewise(problem: Problem, pieces: Pieces, *, is_proof: bool) -> Tensor:
     ends = (-math.inf, *pieces.breaks, math.inf)
     value, size = _value(pieces, z)
     lowest: Tensor | None = None
-    for k, (slope, offset) in enumerate(zip(pieces.slopes, pieces.offsets, strict=True)):
+    for k, (slope, offset) in enumerate(zip(_typed(pieces.slopes, z), pieces.offsets, strict=True)):
         # Δφ = s_k·Δ + jump, so that d·s²·Δ² - d·Δφ² has no large terms that cancel where e is small beside d.
-        spare = torch.as_tensor(problem.steepest - slope * slope).clamp_min(0).to(z.dtype)
+        spare = torch.as_tensor(problem.steepest - slope * slope, dtype=z.dtype).clamp_min(0)
         jump = slope * z + offset - value
         with torch.no_grad():
             free = (g - c * slope + d * slope * jump) / (extra + d * spare)
@@ -115,14 +115,20 @@ def _back(change: Tensor, unsure: Tensor, point: Tensor, low: float) -> Tensor:
 
 def _value(pieces: Pieces, z: Tensor) -> tuple[Tensor, Tensor]:
     """φ(z), and a bound of the numbers that it was summed from."""
-    value = pieces.slopes[0] * z + pieces.offsets[0]
+    first, *others = _typed(pieces.slopes, z)
+    value = first * z + pieces.offsets[0]
     size = value.abs() + 2 * abs(pieces.offsets[0])
-    for place, slope, offset in zip(pieces.breaks, pieces.slopes[1:], pieces.offsets[1:], strict=True):
+    for place, slope, offset in zip(pieces.breaks, others, pieces.offsets[1:], strict=True):
         behind = slope * z + offset
         is_behind = z > place
         size = torch.where(is_behind, behind.abs() + 2 * abs(offset), size)
         value = torch.where(is_behind, behind, value)
     return value, size
+
+
+def _typed(slopes: tuple[Number, ...], like: Tensor) -> list[Number]:
+    """One for each channel in the type of the values."""
+    return [slope.to(like.dtype) if isinstance(slope, Tensor) else slope for slope in slopes]
 
 
 def _by_slopes(problem: Problem, slopes: Slopes, *, is_proof: bool) -> Tensor:

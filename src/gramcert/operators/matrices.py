@@ -200,7 +200,7 @@ class Convolve(LinearMap):
         kernel = self.full_kernel()
         # A transposed layer is the adjoint of the one with this kernel, whose axes these are.
         matrix = dense_matrix(kernel, self.axes)
-        matrix = matrix.T if self.layer.transposed else matrix
+        matrix = matrix.T.contiguous() if self.layer.transposed else matrix
         batch = math.prod(self.source[: -self.layer.axes - 1])
         return matrix if batch == 1 else torch.kron(_eye(batch), matrix)
 
