@@ -71,7 +71,12 @@ FINE_AS_MODELS = {"a word", "another forward", "a hook", "another padding", "com
 
 @pytest.mark.parametrize(
     ("name", "layer"),
-    [(name, layer) for name in ON_LAYERS for layer in LAYERS if name not in MODELS or layer not in FINE_AS_MODELS],
+    [
+        (name, layer)
+        for name in ON_LAYERS
+        for layer in LAYERS
+        if (name not in MODELS or layer not in FINE_AS_MODELS) and (name, layer) != ("certify", "a word")
+    ],
 )
 def test_layers_that_cannot_be_used(name, layer):
     with pytest.raises((TypeError, ValueError), match=rf"^{name}\("):

@@ -27,9 +27,11 @@ class Network:
         self.plan.is_measured = is_measured and not self.plan.is_unbounded
         steps = self.plan.steps
         # What another network has measured is not measured again.
-        found_before = {} if known is None else {item.digest: found for item, found in known._measured.items()}
+        before = {} if known is None else {item.digest: found for item, found in known._measured.items()}
         for done, step in enumerate(steps, 1):
-            found = found_before.get(step.measurement.digest) or step.measurement.run(TOLERANCES[0], None)
+            found = before.get(step.measurement.digest) if before else None
+            if found is None:
+                found = step.measurement.run(TOLERANCES[0], None)
             if found.stopped:  # a number carries no notes
                 name, most = self.plan.graph.nodes[step.nodes[-1]].label, f"at most {found.upper:.6g}"
                 warnings.warn(f"{call}({name}): its norm is only known to be {most}; {found.stopped}", stacklevel=4)
