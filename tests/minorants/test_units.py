@@ -114,9 +114,7 @@ def least(function, breaks, numbers):
 def allowed(function, numbers, z, steepest):
     """What a proof may lose to the rounding of numbers as large as these."""
     centre, c, g, d, total, extra = numbers
-    steps = abs(z) + abs(centre)
-    # Each piece is continued to the centre, which may be far from where the function is level.
-    rises = abs(function(z)) + abs(function(centre)) + 16 + 2 * Fraction(steepest) * steps
+    rises, steps = abs(function(z)) + abs(function(centre)) + 16, abs(z) + abs(centre)
     amount = abs(c) * rises + abs(g) * steps + (total * steps**2 + d * rises**2) / 2
     change = abs(c) * steepest + d * steepest * rises + abs(g) + total * steps
     return ROUNDINGS * amount + (ROUNDINGS * change) ** 2 / (2 * extra) + LOST

@@ -86,14 +86,14 @@ def _piecewise(problem: Problem, pieces: Pieces, *, is_proof: bool) -> Tensor:
             point = (z + free).clamp(ends[k], ends[k + 1])
         step = point - z
         turn = 2 * slope * step + jump
-        least = (
-            c * (slope * step + jump) - g * step + (extra * step * step + d * (spare * step * step - jump * turn)) / 2
-        )
+        # In a proof from the point itself: a piece continued to a centre far from it has large terms that cancel.
+        rise = slope * point + offset - value if is_proof else slope * step + jump
+        least = c * rise - g * step + (extra * step * step + d * (spare * step * step - jump * turn)) / 2
         if is_proof:
             off = gamma(_ROUNDINGS)
             steps, jumps = point.abs() + z.abs(), (slope * z).abs() + abs(offset) + size
             turns = 2 * (slope * steps).abs() + jumps
-            rises = (slope * steps).abs() + jumps
+            rises = (slope * point).abs() + abs(offset) + size
             amount = c.abs() * rises + g.abs() * steps
             amount = amount + (extra * steps * steps + d * (problem.steepest * steps * steps + jumps * turns)) / 2
             change = c * slope - g + extra * step + d * (spare * step - slope * jump)
