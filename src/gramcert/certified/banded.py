@@ -48,6 +48,19 @@ def band_bytes(axes: tuple[Axis, ...]) -> int:
     return sum(AXIS_BYTES * max(axis.size, axis.outputs) * axis.taps + 32 * axis.used for axis in axes)
 
 
+def band_operations(kernel: Tensor, axes: tuple[Axis, ...]) -> float:
+    """About how many operations the factorisation takes, from the sizes alone."""
+    sides = []
+    for side in (0, 1):
+        places = [axis.outputs if side == 0 else axis.size for axis in axes]
+        reach = [axis.dilation * (axis.taps - 1) for axis in axes]
+        steps = [axis.stride if side == 0 else 1 for axis in axes]
+        for along, size in enumerate(places):
+            block = kernel.shape[side] * math.prod(places) / size
+            sides.append(2.0 * size * block**3 * min(size, reach[along] // steps[along] + 1) ** 2)
+    return min(sides)
+
+
 class AxisGram:
     """I_bᵀI_b' (or I_bI_b'ᵀ) of one axis for all pairs of taps, its places in an order with a small bandwidth."""
 

@@ -167,19 +167,28 @@ class GramSymbol:
         """How many frequencies to work on at a time."""
         return self._batch * (2 if dtype == torch.float32 else 1)
 
-    def all_below(self, frequencies: Frequencies, level: float, dtype: torch.dtype, sign: int = 1) -> Tensor:
+    def all_below(
+        self, frequencies: Frequencies, level: float, dtype: torch.dtype, sign: int = 1, lifted: Tensor | None = None
+    ) -> Tensor:
         """For each frequency whether λ_max(sign·G) <= level was proved, for the G of real numbers.
 
         The proof is a Cholesky factor of (level - error)·I - sign·G, where the error is that of storing this matrix and
-        of factorising it.
+        of factorising it. With columns V in ``lifted`` VV* is added to the matrix: what is proved then is that all but
+        so many of the eigenvalues, counted from the largest, are at most the level.
         """
         matrices = self.evaluate(frequencies, dtype)
         if sign > 0:
             matrices.neg_()
+        added = 0.0
+        if lifted is not None:
+            matrices += lifted @ lifted.mH
+            # |VV*| is rounded in its sums, and once where it is added.
+            columns = up(norm_up(lifted) * norm_up(lifted))
+            added = up(up(complex_gamma(lifted.shape[1] + 2) * columns) + underflow(8 * lifted.numel()))
         diagonal = matrices.diagonal(dim1=-2, dim2=-1)
         real = diagonal.real if self.is_complex else diagonal
         size = float(real.abs().max()) + abs(level)
-        stored = up(self.table(dtype).error + diagonal_error(size, dtype))
+        stored = up(up(self.table(dtype).error + added) + diagonal_error(size, dtype))
         trace = up(float(real.double().sum(-1).max()) + self.order * level)
         # Its terms may cancel: the sum is off by γ times their sizes.
         doubt = up(up(gamma(self.order + 2) * size) + diagonal_error(size, dtype))

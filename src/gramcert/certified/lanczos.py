@@ -13,6 +13,9 @@ from torch import Tensor
 # Orders up to which a dense eigendecomposition is faster, and Krylov steps above.
 DENSE_ORDER, KRYLOV_STEPS = 24, 12
 
+# Lengths below this times the largest value mean that the map has shown all of itself.
+EXHAUSTED = {4: 1e-6, 8: 1e-14}  # by the bytes of a number
+
 # Residuals below this times the root of the tolerance are taken for convergence.
 SETTLED = 0.02
 
@@ -42,7 +45,7 @@ def top_vector(
     diagonal: list[float] = []
     off: list[float] = []
     vector = start / start.norm()
-    before = 0.0
+    before, exhausted = 0.0, EXHAUSTED[start.itemsize // (2 if start.is_complex() else 1)]
     for step in range(steps):
         basis[step] = vector
         image = apply(vector)
@@ -50,7 +53,7 @@ def top_vector(
         for _ in range(2):  # once leaves too much where the map has a small rank
             image = image - basis[: step + 1].T @ (basis[: step + 1].conj() @ image)
         length = float(image.norm())
-        if step + 1 == steps or length <= 1e-14 * max(diagonal):
+        if step + 1 == steps or length <= exhausted * max(diagonal):
             break
         if enough and step % 5 == 4:
             value, weights = _ritz(diagonal, off)

@@ -15,8 +15,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gramcert.certified.banded import BandedGram, band_bytes, smaller_grams
+from gramcert.certified.banded import BandedGram, band_bytes, band_operations, smaller_grams
+from gramcert.certified.deflation import TooLowError
 from gramcert.certified.dense import DenseGram
+from gramcert.certified.embedded import EMBEDDED, EmbeddedLayer
 from gramcert.certified.every_size import supremum
 from gramcert.certified.frequencies import Frequencies, all_combinations
 from gramcert.certified.gram_symbol import GramSymbol, crude_norm
@@ -42,6 +44,15 @@ SMALL_ORDER, SMALL_ENTRIES = 1536, 2**22
 
 # Places of all groups together up to which iteration with all of them is quick.
 QUICK = 8192
+
+# Operations up to which the banded proof takes about a second, so that nothing else needs to be tried first.
+QUICK_BAND = 2e10
+
+# The tolerance for sup where it cannot help but by a frequency to start from.
+FOR_A_START = 0.2
+
+# Tolerances from which Lanczos iteration runs in float32.
+COARSE = 1e-5
 
 # Taps on an axis up to which the band is put together: the work grows with their square.
 MOST_TAPS = 128
@@ -93,22 +104,23 @@ class OneSize:
 
     def run(self) -> None:
         """Try the methods in the order of their cost."""
-        if all(axis.is_whole_circulant for axis in self.axes):
-            methods = [(CIRCULANT, self._circulant)]
-        elif self._is_small and self._is_quick():
-            methods = [(LANCZOS, self._lanczos), (DENSE, self._proof)]
-        else:
-            methods = [
-                (ALL_FREQUENCIES, self._all_frequencies),
-                (LANCZOS, self._lanczos),
-                (EMBEDDING, self._promising_embedding),
-                (BANDED, self._proof),
-                (EMBEDDING, self._embedding),
-            ]
-        for name, method in methods:
+        for name, method in self._methods():
             self._attempt(name, method)
             if self.finished:
                 return
+
+    def _methods(self) -> list[tuple[str, Callable[[], str]]]:
+        if all(axis.is_whole_circulant for axis in self.axes):
+            return [(CIRCULANT, self._circulant)]
+        if self._is_small and self._is_quick():
+            return [(LANCZOS, self._lanczos), (DENSE, self._proof)]
+        looked = [(ALL_FREQUENCIES, self._all_frequencies), (LANCZOS, self._lanczos)]
+        proofs = [(EMBEDDED, self._embedded), (BANDED, self._proof)]
+        if any(axis.mode != "zeros" for axis in self.axes):
+            proofs = [(EMBEDDING, self._promising_embedding), (BANDED, self._proof)]
+        elif len(self.kernels) * band_operations(self.kernels[0], self.axes) <= QUICK_BAND:
+            proofs.reverse()
+        return [*looked, *proofs, (EMBEDDING, self._embedding)]
 
     @property
     def _sides(self) -> tuple[int, int]:
@@ -182,8 +194,12 @@ class OneSize:
 
     def _all_frequencies(self) -> str:
         """Sup σ(E) bounds the layer up to the norm of the padding map; a plane wave at the maximiser comes near it."""
-        # Where pixels repeat, sup alone cannot close, and need not be known well.
-        tol = self.tol / 2 if self.bound.square == 1 else max(self.tol / 2, 1e-2)
+        # Where sup alone cannot close it need not be known well.
+        tol = self.tol / 2
+        if self.bound.square > 1:  # pixels repeat
+            tol = max(tol, 1e-2)
+        elif self._distance_from_supremum > self.tol:
+            tol = max(tol, FOR_A_START)
         found = supremum(self.reduced, tol, self.work)
         self._tighten(up(found.upper * root_up(self.bound.square)), ALL_FREQUENCIES)
         if found.missed:
@@ -191,6 +207,17 @@ class OneSize:
         if found.best is not None:
             self._use_wave(*found.best)
         return found.missed
+
+    @property
+    def _distance_from_supremum(self) -> float:
+        """About how far below sup the norm is, relatively.
+
+        A wave in a box of n places has a frequency that is uncertain by π/(n + 1), and σ(E) falls from its maximum by
+        at most ½(dπ/(n + 1))², d the degree; Gaussian kernels had about a quarter of that.
+        """
+        reduced = self.reduced.shape[3:]
+        angles = [(taps - 1) / 2 * math.pi / (axis.outputs + 1) for taps, axis in zip(reduced, self.axes, strict=True)]
+        return sum(angle**2 for angle in angles) / 8
 
     def _use_wave(self, group: int, best: Maximum) -> None:
         """A plane wave at the maximiser; of large inputs only on a part.
@@ -242,7 +269,7 @@ class OneSize:
             else:
                 start = self._apply(self._start())
                 found = self._adjoint(top_vector(self._output_gram, start, steps, self._settled)[1])
-            self._use(found.reshape(self._layer.input_shape))
+            self._use(found.reshape(self._layer.input_shape).double())
             if self.lower <= before * (1 + self._settled):
                 break
         return ""
@@ -255,18 +282,25 @@ class OneSize:
         self.work.tick(LANCZOS, 0.0)
         return self._apply(self._adjoint(vector))
 
+    @functools.cached_property
+    def _quick(self) -> TapwiseLayer:
+        """The layer in the precision in which vectors are searched for."""
+        is_long = math.prod(self._layer.input_shape) > QUICK
+        return TapwiseLayer(self.kernels.float(), self.axes) if is_long and self.tol >= COARSE else self._layer
+
     def _apply(self, vector: Tensor) -> Tensor:
-        return self._layer.apply(vector.reshape(self._layer.input_shape)).flatten()
+        return self._quick.apply(vector.reshape(self._layer.input_shape)).flatten()
 
     def _adjoint(self, vector: Tensor) -> Tensor:
-        return self._layer.adjoint(vector.reshape(self._layer.output_shape)).flatten()
+        return self._quick.adjoint(vector.reshape(self._layer.output_shape)).flatten()
 
     def _start(self) -> Tensor:
         """The best vector so far with a little of everything, so that no direction is out of reach."""
         generator = torch.Generator().manual_seed(len(self.work.steps))
         noise = torch.randn(math.prod(self._layer.input_shape), generator=generator, dtype=torch.float64)
         noise /= noise.norm()
-        return noise if self._vector is None else self._vector.flatten() / self._vector.norm() + 0.001 * noise
+        start = noise if self._vector is None else self._vector.flatten() / self._vector.norm() + 0.001 * noise
+        return start.to(self._quick.kernels.dtype)
 
     def _use(self, vector: Tensor) -> None:
         value = self._layer.norm_below(vector)
@@ -295,6 +329,36 @@ class OneSize:
             highest = [max(pair) for pair in zip(highest, uppers, strict=True)]
         self._tighten(min(highest), EMBEDDING)
         return f"{evaluations} symbols"
+
+    def _embedded(self) -> str:
+        """The circulant but for a few vectors, of each group that matters."""
+        groups = [group for group in self._groups_by_size() if self._crude[group] > self.target]
+        highest = max((size for group, size in enumerate(self._crude) if group not in groups), default=0.0)
+        count = 0
+        for group in groups:
+            upper, vectors = self._embedded_group(group)
+            highest, count = max(highest, upper), max(count, vectors)
+            if highest > self.target:
+                return f"not proved with {vectors} vectors"
+        self._tighten(highest, EMBEDDED)
+        return f"{count} vectors"
+
+    def _embedded_group(self, group: int) -> tuple[float, int]:
+        """An upper bound of one group's norm, or infinity, and how many vectors it took."""
+        symbol = self._symbol(EMBEDDED, group)
+        layer = EmbeddedLayer(self.kernels[group], self.reduced[group], symbol, self.axes, self.work)
+        while True:
+            before = self.lower
+            try:
+                upper = layer.bound(before, self.tol)
+            except TooLowError:
+                upper = math.inf
+            if math.isfinite(upper):
+                return upper, layer.count
+            self._settled = max(1e-3 * self._settled, 1e-16)  # two values may lie close together
+            self._lanczos()
+            if self.lower <= before * (1 + self.tol / 50):
+                return math.inf, layer.count
 
     def _proof(self) -> str:
         """Prove half the tolerance above the lower bound; where that fails, look for more below, then ask for less."""

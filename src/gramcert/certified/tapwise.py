@@ -27,7 +27,9 @@ class TapwiseLayer:
         self.input_shape = (groups, inputs, *(axis.size for axis in axes))
         self.output_shape = (groups, outputs, *(axis.outputs for axis in axes))
         self._padded = [axis.padded() for axis in axes]
-        self._taps = list(itertools.product(*(range(axis.taps) for axis in axes)))
+        # Taps first, so that the matrix of each of them is contiguous.
+        taps = itertools.product(*(range(axis.taps) for axis in axes))
+        self._matrices = list(zip(taps, kernels.flatten(3).movedim(-1, 0).contiguous(), strict=True))
         # ‖|T|‖, which the rounding of a product is proportional to.
         repetition = root_up(math.prod(axis.repetition for axis in axes))
         self._amount = up(max(crude_norm(kernel) for kernel in kernels) * repetition)
@@ -39,8 +41,8 @@ class TapwiseLayer:
         padded = groups * inputs * math.prod(max(axis.size + 1, axis.used) for axis in axes)
         images = groups * outputs * math.prod(axis.outputs for axis in axes)
         # Two stages of the padded input and what one tap reads of it; images of one tap, of all, and their squares; the
-        # places of each axis while they are found.
-        return 8 * (3 * padded + 3 * images + 5 * sum(axis.used for axis in axes))
+        # places of each axis while they are found; the kernels with taps first.
+        return 8 * (3 * padded + 3 * images + 5 * sum(axis.used for axis in axes) + kernels.numel())
 
     def apply(self, x: Tensor) -> Tensor:
         """The layer on inputs (..., groups, in, *sizes)."""
@@ -50,8 +52,8 @@ class TapwiseLayer:
             x = x.index_select(dim, places)
         shape = (*x.shape[: first - 2], *self.output_shape)
         y = x.new_zeros(*shape[:first], math.prod(shape[first:]))
-        for tap in self._taps:
-            y += at_tap(self.kernels, tap) @ self._read(x, tap).flatten(first)
+        for tap, matrix in self._matrices:
+            y += matrix @ self._read(x, tap).flatten(first)
         return y.reshape(shape)
 
     def adjoint(self, y: Tensor) -> Tensor:
@@ -59,9 +61,9 @@ class TapwiseLayer:
         first = y.dim() - len(self.axes)
         x = y.new_zeros(*y.shape[: first - 2], *self.input_shape[:2], *(axis.used for axis in self.axes))
         flat = y.flatten(first)
-        for tap in self._taps:
+        for tap, matrix in self._matrices:
             part = self._read(x, tap)
-            part += (at_tap(self.kernels, tap).mT @ flat).reshape(part.shape)
+            part += (matrix.mT @ flat).reshape(part.shape)
         for dim, (axis, places) in enumerate(zip(self.axes, self._padded, strict=True), first):
             folded = x.new_zeros(*x.shape[:dim], axis.size + 1, *x.shape[dim + 1 :])
             x = folded.index_add_(dim, places, x).narrow(dim, 0, axis.size)
