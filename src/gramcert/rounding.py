@@ -229,17 +229,32 @@ def norm_up(vector: Tensor) -> float:
     return root_up(square_norm(vector)[1])
 
 
-def cholesky_error(order: int, trace: float, dtype: torch.dtype, *, is_complex: bool) -> float:
+def cholesky_error(
+    order: int, trace: float, dtype: torch.dtype, *, is_complex: bool, terms: int | None = None
+) -> float:
     """If the Cholesky factorisation of a stored Hermitian A runs to its end, λ_min(A) >= -this.
 
     The computed R satisfies |R*R - A| <= ρ|R*||R| with ρ of a sum of ``order`` products, so Σ_k |r_ki|² <= a_ii/(1-ρ),
-    and ‖|R*||R|‖ <= ‖R‖_F² <= tr(A)/(1-ρ) (Higham, chapter 10; Rump 2006).
+    and ‖|R*||R|‖ <= ‖R‖_F² <= tr(A)/(1-ρ) (Higham, chapter 10; Rump 2006). Where each product is known to meet fewer
+    roundings, ``terms`` says of how long a sum.
     """
-    relative = (complex_gamma if is_complex else gamma)(order + _PIVOT_ROUNDINGS, dtype)
+    relative = (complex_gamma if is_complex else gamma)((terms or order) + _PIVOT_ROUNDINGS, dtype)
     if relative >= 1:
         return math.inf
-    lost = underflow(4 * order * (order + _PIVOT_ROUNDINGS), dtype)
-    return up(up(up(relative * trace) / down(1 - relative)) + lost)
+    return factor_error(order, up(trace / down(1 - relative)), dtype, is_complex=is_complex, terms=terms)
+
+
+def factor_error(order: int, size: float, dtype: torch.dtype, *, is_complex: bool, terms: int | None = None) -> float:
+    """The same from a bound ``size`` of ‖|R*||R|‖ itself, of the R that was computed."""
+    relative = (complex_gamma if is_complex else gamma)((terms or order) + _PIVOT_ROUNDINGS, dtype)
+    return up(up(relative * size) + underflow(4 * order * (order + _PIVOT_ROUNDINGS), dtype))
+
+
+def sums_up(values: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Upper bounds of sums of up to ``count`` products of sums of up to ``count`` numbers that are not negative."""
+    relative = 4 * gamma(2 * count + 8, dtype)
+    lost = underflow(4 * count * count, dtype)
+    return next_up(next_up(values * (1 + relative)) + lost) if relative < 1 else torch.full_like(values, math.inf)
 
 
 def banded_cholesky_error(terms: int, half_bandwidth: int, largest: float) -> float:

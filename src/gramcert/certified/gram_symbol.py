@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gramcert.certified.factorisation import factorise, is_blocked, terms
 from gramcert.certified.frequencies import Frequencies, all_combinations
 from gramcert.certified.work import Work
 from gramcert.rounding import (
@@ -24,10 +25,12 @@ from gramcert.rounding import (
     complex_gamma,
     diagonal_error,
     down,
+    factor_error,
     gamma,
     norm_down,
     norm_up,
     root_up,
+    sums_up,
     total_up,
     underflow,
     up,
@@ -37,16 +40,27 @@ from gramcert.rounding import (
 BATCH_BYTES = 2**23
 
 # Large matrices: so many frequencies at least, within so many bytes, share one pass over the coefficients.
-SHARED, LARGE_BATCH_BYTES = 16, 2**27
+SHARED, LARGE_BATCH_BYTES = 8, 2**27
+
+
+# Orders up to which coefficients of real and imaginary parts lie side by side, half of them zeros, which takes more
+# memory and less time.
+INTERLEAVED = 1024
+
+# What ‖|R*||R|‖ is taken for at first, in units of the level; and how much more than seen so far.
+EXPECTED_SIZE, RESERVE = 64.0, 1.25
 
 
 @dataclass(frozen=True)
 class Table:
-    """Coefficients of the cosines and of the sines in one precision, and the norm of all that rounding does to G."""
+    """Coefficients of the cosines and of the sines in one precision.
+
+    ``pairs`` has them all, a row for each cosine and each sine, real and imaginary parts of an entry side by side.
+    """
 
     even: Tensor
     odd: Tensor
-    error: float
+    pairs: Tensor | None
 
 
 class GramSymbol:
@@ -69,6 +83,8 @@ class GramSymbol:
         self._batch = batch or _usual_batch(self.order, self._lag_count)
         self.bytes = 0  # what it may come to take, where that is limited
         self._tables: dict[torch.dtype, Table] = {}
+        self._lent: dict[torch.dtype, Tensor] = {}
+        self._sizes = dict.fromkeys((torch.float32, torch.float64), EXPECTED_SIZE)
 
     @classmethod
     def within(cls, name: str, kernel: Tensor, work: Work) -> "GramSymbol":
@@ -81,7 +97,7 @@ class GramSymbol:
             work.require_bytes(name, fixed + 48 * order**2)
             return cls(kernel, 1)
         # Correlations, even and odd coefficients, and those in float32 or what they are made from.
-        fixed += 8 * order**2 * (4 * lags + 8)
+        fixed += 8 * order**2 * ((7 if order <= INTERLEAVED else 4) * lags + 8)
         # In float32 twice as many: sines and cosines in both precisions; real and imaginary parts, the matrices made of
         # them, their factors.
         each = 64 * lags + 80 * order**2
@@ -125,7 +141,6 @@ class GramSymbol:
         """Whether G depends on ω; a constant G is real."""
         return bool(self.axes)
 
-    @functools.cached_property
     def _coefficients(self) -> tuple[Tensor, Tensor]:
         """Those of the cosines and, but for lag 0, of the sines: a row each."""
         others = self.correlations[1:]
@@ -134,51 +149,86 @@ class GramSymbol:
         return even.flatten(1), (others.mT - others).flatten(1)
 
     def table(self, dtype: torch.dtype) -> Table:
-        """The coefficients in one precision.
-
-        The error is bounded entry by entry, and the norm of those bounds by their row sums. C_a is off by at most
-        γ·Σ_b |K_(b+a)||K_b|ᵀ, over all lags γ·SSᵀ with S = Σ_b |K_b|, whose norm is at most ``crude``.
-        """
+        """The coefficients in one precision."""
         if dtype not in self._tables:
-            even, odd = self._coefficients
-            count, terms = len(even), self.correlation_terms
-            amounts = sum((row.abs() for row in (*even, *odd)), torch.zeros_like(even[0]))
-            size = up(total_up(amounts.reshape(self.order, -1)) * (1 + 4 * gamma(2 * count + 2)))
-            # Adding C_a and C_aᵀ, storing the coefficient, storing and computing the twiddle, and the sum over lags.
-            relative = up(gamma(count + 4, dtype) + TWIDDLE_ERROR)
-            error = up(up(relative * size) + up(gamma(terms) * self.crude))
-            # Real and imaginary part of an entry: what is stored, multiplied and summed for each lag.
-            lost = up(underflow(8 * self.order * (count + 4), dtype) + underflow(4 * self.order * count * terms))
-            self._tables[dtype] = Table(even.to(dtype), odd.to(dtype), up(error + lost))
+            even, odd = self._coefficients()
+            pairs = None
+            if self.is_complex and self.order <= INTERLEAVED:
+                pairs = torch.zeros(len(even) + len(odd), even.shape[1], 2, dtype=dtype)
+                pairs[: len(even), :, 0], pairs[len(even) :, :, 1] = even, odd
+                pairs = pairs.flatten(1)
+                even = odd = pairs[:0]
+            self._tables[dtype] = Table(even.to(dtype), odd.to(dtype), pairs)
         return self._tables[dtype]
 
+    def error(self, dtype: torch.dtype) -> float:
+        """The norm of all that rounding does to G in one precision.
+
+        It is bounded entry by entry, and the norm of those bounds by their row sums. C_a is off by at most
+        γ·Σ_b |K_(b+a)||K_b|ᵀ, over all lags γ·SSᵀ with S = Σ_b |K_b|, whose norm is at most ``crude``.
+        """
+        count, roundings = len(self.lags), self.correlation_terms
+        # Adding C_a and C_aᵀ, storing the coefficient, storing and computing the twiddle, and the sum over lags.
+        relative = up(gamma(count + 4, dtype) + TWIDDLE_ERROR)
+        error = up(up(relative * self._amount) + up(gamma(roundings) * self.crude))
+        # Real and imaginary part of an entry: what is stored, multiplied and summed for each lag.
+        lost = up(underflow(8 * self.order * (count + 4), dtype) + underflow(4 * self.order * count * roundings))
+        return up(error + lost)
+
+    @functools.cached_property
+    def _amount(self) -> float:
+        """Upper bound of the row sums of all absolute coefficients."""
+        even, odd = self._coefficients()
+        amounts = sum((row.abs() for row in (*even, *odd)), torch.zeros_like(even[0]))
+        return up(total_up(amounts.reshape(self.order, -1)) * (1 + 4 * gamma(2 * len(even) + 2)))
+
     def evaluate(self, frequencies: Frequencies, dtype: torch.dtype) -> Tensor:
-        """G at each frequency, within ``table(dtype).error`` in norm."""
+        """G at each frequency, within ``error(dtype)`` in norm."""
+        return self._evaluated(frequencies, dtype, 1, None)
+
+    def lend(self, frequencies: Frequencies, dtype: torch.dtype, sign: int = 1) -> Tensor:
+        """sign·G in memory that is used again by the next call: for large batches new memory takes most of the time."""
+        numbers = 2 * len(frequencies) * self.order**2
+        if dtype not in self._lent or self._lent[dtype].numel() < numbers:
+            self._lent[dtype] = torch.empty(numbers, dtype=dtype)
+        return self._evaluated(frequencies, dtype, sign, self._lent[dtype][:numbers])
+
+    def _evaluated(self, frequencies: Frequencies, dtype: torch.dtype, sign: int, memory: Tensor | None) -> Tensor:
         table = self.table(dtype)
         shape = (len(frequencies), self.order, self.order)
         if not self.is_complex:
-            return table.even.reshape(1, *shape[1:]).repeat(len(frequencies), 1, 1)
+            return sign * table.even.reshape(1, *shape[1:]).repeat(len(frequencies), 1, 1)
         cosines, sines = frequencies.waves(self._lag_ranges)
-        real = cosines[:, self._skipped :].to(dtype) @ table.even
-        imaginary = sines[:, self._skipped + 1 :].to(dtype) @ table.odd
-        return torch.complex(real, imaginary).reshape(shape)
+        cosines, sines = sign * cosines[:, self._skipped :].to(dtype), sign * sines[:, self._skipped + 1 :].to(dtype)
+        if table.pairs is None:
+            return torch.complex(cosines @ table.even, sines @ table.odd).reshape(shape)
+        out = None if memory is None else memory.reshape(len(frequencies), -1)
+        parts = torch.mm(torch.cat([cosines, sines], 1), table.pairs, out=out)
+        return torch.view_as_complex(parts.reshape(*shape, 2))
 
     def batch(self, dtype: torch.dtype) -> int:
         """How many frequencies to work on at a time."""
         return self._batch * (2 if dtype == torch.float32 else 1)
 
     def all_below(
-        self, frequencies: Frequencies, level: float, dtype: torch.dtype, sign: int = 1, lifted: Tensor | None = None
+        self,
+        frequencies: Frequencies,
+        level: float,
+        dtype: torch.dtype,
+        sign: int = 1,
+        lifted: Tensor | None = None,
+        *,
+        hopeful: bool = True,
+        worth: float = 0.0,
     ) -> Tensor:
         """For each frequency whether λ_max(sign·G) <= level was proved, for the G of real numbers.
 
         The proof is a Cholesky factor of (level - error)·I - sign·G, where the error is that of storing this matrix and
         of factorising it. With columns V in ``lifted`` VV* is added to the matrix: what is proved then is that all but
-        so many of the eigenvalues, counted from the largest, are at most the level.
+        so many of the eigenvalues, counted from the largest, are at most the level. A ``hopeful`` proof takes off what
+        factors were off by before, and is one only if these are not off by more; errors below ``worth`` are not.
         """
-        matrices = self.evaluate(frequencies, dtype)
-        if sign > 0:
-            matrices.neg_()
+        matrices = self.lend(frequencies, dtype, -sign)
         added = 0.0
         if lifted is not None:
             matrices += lifted @ lifted.mH
@@ -188,20 +238,45 @@ class GramSymbol:
         diagonal = matrices.diagonal(dim1=-2, dim2=-1)
         real = diagonal.real if self.is_complex else diagonal
         size = float(real.abs().max()) + abs(level)
-        stored = up(up(self.table(dtype).error + added) + diagonal_error(size, dtype))
+        stored = up(up(self.error(dtype) + added) + diagonal_error(size, dtype))
         trace = up(float(real.double().sum(-1).max()) + self.order * level)
         # Its terms may cancel: the sum is off by γ times their sizes.
         doubt = up(up(gamma(self.order + 2) * size) + diagonal_error(size, dtype))
         trace = up(max(0.0, trace) + up(2 * self.order * doubt))
-        error = up(stored + cholesky_error(self.order, trace, dtype, is_complex=self.is_complex))
-        diagonal.add_(level - error)
-        passed: Tensor = torch.linalg.cholesky_ex(matrices)[1] == 0
-        return passed
+        certain = self._certain_error(trace, dtype)
+        # Where the error known beforehand matters little there is no need to look afterwards.
+        hopeful = hopeful and is_blocked(self.order) and certain > worth
+        allowed = min(certain, self._expected_error(level, dtype)) if hopeful else certain
+        diagonal.add_(level - up(stored + allowed))
+        passed, sizes = factorise(matrices, measure=allowed < certain)
+        if sizes is None:
+            return passed
+        sizes = sums_up(sizes, self.order, dtype)
+        errors = torch.tensor([self._factor_error(each, dtype) for each in sizes.tolist()])
+        proved = passed & (errors <= allowed)
+        if bool(passed.any()):
+            self._sizes[dtype] = RESERVE * float(sizes[passed].max()) / max(abs(level), 1e-300)
+        doubtful = (passed & ~proved).nonzero()[:, 0]
+        if len(doubtful):
+            proved[doubtful] = self.all_below(frequencies[doubtful], level, dtype, sign, lifted, hopeful=False)
+        return proved
+
+    def _factor_error(self, size: float, dtype: torch.dtype) -> float:
+        """That of factors with ‖|R*||R|‖ at most ``size``."""
+        return factor_error(self.order, size, dtype, is_complex=self.is_complex, terms=terms(self.order))
+
+    def _certain_error(self, trace: float, dtype: torch.dtype) -> float:
+        return cholesky_error(self.order, trace, dtype, is_complex=self.is_complex, terms=terms(self.order))
+
+    def _expected_error(self, level: float, dtype: torch.dtype) -> float:
+        """What factors are off by if they are like those before; certain only after they have been looked at."""
+        return self._factor_error(self._sizes[dtype] * abs(level), dtype) if is_blocked(self.order) else math.inf
 
     def rounding(self, level: float, dtype: torch.dtype) -> float:
         """About what :meth:`all_below` loses to rounding at this level."""
         trace = max(0.0, self.order * level - float(self.correlations[0].trace()))  # at the mean over all frequencies
-        return cholesky_error(self.order, trace, dtype, is_complex=self.is_complex) + self.table(dtype).error
+        factor = min(self._certain_error(trace, dtype), self._expected_error(level, dtype))
+        return factor + self.error(dtype)
 
     def norm_below(self, frequency: Frequencies, vector: Tensor) -> float:
         """A lower bound of σ(E) at one frequency: ‖E*v‖/‖v‖ for a vector of p entries, rounding included."""

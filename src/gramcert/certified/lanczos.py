@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # Orders up to which a dense eigendecomposition is faster, and Krylov steps above.
-DENSE_ORDER, KRYLOV_STEPS = 24, 12
+DENSE_ORDER, KRYLOV_STEPS = 96, 12
 
 # Lengths below this times the largest value mean that the map has shown all of itself.
 EXHAUSTED = {4: 1e-6, 8: 1e-14}  # by the bytes of a number

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gramcert.certified.frequencies import Cells, Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
-from gramcert.certified.lanczos import top_eigenpair
+from gramcert.certified.peaks import Peaks
 from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.rounding import (
     down,
@@ -37,23 +37,24 @@ from gramcert.rounding import (
     up,
 )
 
-# Radius of the cells whose centres are looked at first, and the largest one to start proofs from.
-FIRST_RADIUS = 0.4
+# Radius of the cells whose centres are looked at first, and the largest one to start proofs from; that of large
+# matrices, of which fewer are looked at.
+FIRST_RADIUS, LARGE_FIRST_RADIUS, LARGE = 0.4, 0.55, 192
 
-# Power iterations that rank the cells, and how many of the first ones are followed to their local maximum.
-RANKING_STEPS, FOLLOWED = 10, 2
+# How many of the first cells are followed to their local maximum.
+FOLLOWED = 2
 
 # How many of the best are compared by their computed eigenvalues where it matters.
 CLOSELY = 8
-
-# Newton steps that follow a maximum.
-FOLLOWING_STEPS = 12
 
 # Cells within this many radii of the maximiser found so far need not be followed again.
 BASIN = 4.0
 
 # The share of the room between lower bound and target that curvature may take in cells that should close.
 SHARE = 0.9
+
+# Radii that are considered for the first cells, between one and its double.
+RADII = 4
 
 # Eigenvalues that deviate from their mean by less than this share of it make a symbol worth to be called flat.
 FLAT = 0.4
@@ -68,8 +69,15 @@ MOST_CELLS, CELL_BYTES = 2**21, 64
 # Cells whose distances are computed at a time.
 DISTANCES = 2**16
 
-# The share of the room that rounding may take before float64 replaces float32.
-FLOAT32_SHARE = 0.1
+# Shares of the room, or of the curvature of cells that may be split, that rounding may take before float64 replaces
+# float32.
+FLOAT32_SHARE, FLOAT32_OF_CURVATURE = 0.1, 0.3
+
+# What rounding may take of the room, or of the curvature, before it is looked how large it really is.
+NEGLIGIBLE = 0.25
+
+# Failing cells are searched for a better maximiser where curvature is at most this times the room.
+SUSPICIOUS = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ def torus_maximum(symbol: GramSymbol, tol: float, work: Work, floor: float = 0.0
     search = _Search(symbol, tol, work, floor, moving=True)
 
     def run() -> str:
-        first = search.cover(FIRST_RADIUS)
+        first = search.cover(LARGE_FIRST_RADIUS if symbol.order >= LARGE else FIRST_RADIUS)
         search.look(first)
         # A single matrix is known at once as well as rounding allows; else in case that the time runs out.
         if work.max_seconds is not None or not symbol.is_complex:
@@ -121,14 +129,15 @@ def grid_maximum(symbol: GramSymbol, grid: Frequencies, tol: float, work: Work, 
 class _Search:
     def __init__(self, symbol: GramSymbol, tol: float, work: Work, floor: float, *, moving: bool) -> None:
         self.symbol, self.tol, self.work, self.floor, self.moving = symbol, tol, work, floor, moving
-        self.generator = torch.Generator().manual_seed(0)
+        self.peaks = Peaks(symbol, tol, moving=moving)
+        self.typical = torch.zeros(0)  # estimates of λ_max at the cells that were looked at first
         self.curvature = _curvature(symbol)
         self.flattest = 0.0  # μ
         self.evaluations = 0
         self.lower = 0.0
         self.upper = root_up(symbol.crude)  # known in any case
         self.frequency = Frequencies(torch.zeros(1, len(symbol.axes), dtype=torch.int64), (1,) * len(symbol.axes))
-        self.vector = self._random(1, torch.float64)[0, :, 0]
+        self.vector = self.peaks.random(1, torch.float64)[0]
 
     def cover(self, radius: float) -> Cells:
         """Cells of at most this radius for all frequencies, if they fit into the memory."""
@@ -161,12 +170,14 @@ class _Search:
             cells = cells.choose(torch.cat(far).nonzero()[:, 0])
         if not len(cells):
             return
-        best, values, vectors = self._rank(cells, CLOSELY if closely else 1 if self.lower else FOLLOWED)
+        best, vectors, values = self._rank(cells, CLOSELY if closely else 1 if self.lower else FOLLOWED)
+        if not self.lower:
+            self.typical = values
         if closely:
             exact = torch.linalg.eigvalsh(self.symbol.evaluate(cells.centres[best], torch.float64))
             chosen = exact[:, -1].argmax()[None]
-            best, values, vectors = best[chosen], values[chosen], vectors[chosen]
-        for index, value, vector in zip(best, values.tolist(), vectors, strict=True):
+            best, vectors = best[chosen], vectors[chosen]
+        for index, value, vector in zip(best, values[best].tolist(), vectors, strict=True):
             # Within the radius λ_max rises by 1/cos² at most; the estimate may be a few per cent low.
             if 1.05 * value >= self.lower**2 * math.cos(min(cells.radius, 1.5)) ** 2:
                 self._follow(cells.centres[index[None]], vector, dense=closely)
@@ -179,13 +190,35 @@ class _Search:
         return torch.stack([turn.abs() @ degrees for turn in turns]).amin(0)
 
     def first_radius(self) -> float:
-        """Where proofs start: a power of two times the radius at which every cell should close."""
+        """Where proofs start: the radius with the fewest factorisations in all, if λ_max is as where it was looked at.
+
+        A cell that fails is cut into 2^D; those of the closing radius should not fail. How many fail of a level is
+        taken for independent of the level before, which is right for symbols that vary quickly, and no great mistake
+        for isolated maxima.
+        """
+        smallest, levels = self._closing_radius(), math.log2(max(1.0, FIRST_RADIUS / self._closing_radius()))
+        radii: list[float] = [smallest * 2.0 ** (step / RADII) for step in range(1 + math.ceil(RADII * levels))]
+        return min(radii, key=lambda radius: self._expected_factorisations(radius, smallest))
+
+    def _expected_factorisations(self, radius: float, smallest: float) -> float:
+        count, children = Cells.most(self.symbol.degrees, radius), 2.0 ** len(self.symbol.axes)
+        shares = []
+        while radius > smallest and len(self.typical):
+            level = self.target**2 - self._allowance(radius)
+            shares.append(float((self.typical > level).double().mean()))
+            radius /= 2
+        each: float = 1.0
+        for share in reversed(shares):
+            each = 1 + children * share * each
+        return count * each
+
+    def _closing_radius(self) -> float:
+        """The radius at which every cell should close."""
         room, size = max(SHARE * self.room, 1e-15 * self.target**2), self.target**2
         if not size:
             return FIRST_RADIUS
         closing = math.asin(math.sqrt(min(0.9, room / max(size - self.flattest, room))))
-        closing = max(closing, min(4.0, math.sqrt(2 * room / max(self.curvature, 1e-300))))
-        return closing * 2.0 ** max(0, math.floor(math.log2(FIRST_RADIUS / closing)))
+        return max(closing, min(4.0, math.sqrt(2 * room / max(self.curvature, 1e-300))))
 
     def measure_flatness(self, cells: Cells) -> None:
         """Find μ <= λ_min(G) everywhere, if the symbol looks flat and that would help.
@@ -196,7 +229,7 @@ class _Search:
         mean = float(self.symbol.correlations[0].trace()) / self.symbol.order
         energy = self.symbol.correlations.square().sum((1, 2))
         deviation = math.sqrt(max(0.0, float(2 * energy.sum() - energy[0]) / self.symbol.order - mean**2))
-        if not self.symbol.is_complex or deviation > FLAT * mean or self.first_radius() >= FIRST_RADIUS:
+        if not self.symbol.is_complex or deviation > FLAT * mean or self._closing_radius() >= FIRST_RADIUS:
             return
         slack = self.room / 4
         highest, lowest = self._certified_level(cells, slack), -self._certified_level(cells, slack, -1)
@@ -222,13 +255,14 @@ class _Search:
         missed, highest = self._relax(), 0.0
         while len(cells):
             start = time.perf_counter()
-            failing = self._failing(cells, self._level(cells), self._precision())
+            failing = self._failing(cells, self._level(cells), self._precision(self._allowance(cells.radius)))
             seconds = time.perf_counter() - start
             if not len(failing):
                 break
             share, cells = len(failing) / len(cells), cells.choose(failing)
             before = self.target
-            self.look(cells)
+            if self._allowance(cells.radius) <= SUSPICIOUS * self.room:
+                self.look(cells)
             if self.target > before * (1 + self.tol / 20):
                 continue  # a better maximiser was found: the same cells may pass now
             reason = self._reason_to_stop(cells, seconds * share)
@@ -274,23 +308,26 @@ class _Search:
         """What λ_max at the centres has to stay below to prove the target."""
         return down(down(self.target * self.target) - self._allowance(cells.radius))
 
-    def _precision(self) -> torch.dtype:
+    def _precision(self, allowance: float = 0.0) -> torch.dtype:
+        """For cells with that allowance; where it is large they would rather be split than proved more exactly."""
         coarse = self.symbol.rounding(self.target**2, torch.float32)
-        return torch.float32 if coarse <= FLOAT32_SHARE * self.room else torch.float64
+        enough = max(FLOAT32_SHARE * self.room, FLOAT32_OF_CURVATURE * allowance, SHARE * self.room - allowance)
+        return torch.float32 if coarse <= min(enough, self.room / 2) else torch.float64
 
     def _failing(self, cells: Cells, level: float, dtype: torch.dtype, sign: int = 1) -> Tensor:
         """Indices of the cells for whose centres λ_max(sign·G) <= level was not proved."""
         passed = torch.zeros(len(cells), dtype=torch.bool)
+        worth = NEGLIGIBLE * max(self.room, self._allowance(cells.radius))
         for start in range(0, len(cells), self.symbol.batch(dtype)):
             part = slice(start, start + self.symbol.batch(dtype))
-            passed[part] = self.symbol.all_below(cells.centres[part], level, dtype, sign)
+            passed[part] = self.symbol.all_below(cells.centres[part], level, dtype, sign, worth=worth)
             self.work.tick("frequencies", start / len(cells))
         self.evaluations += len(cells)
         return (~passed).nonzero()[:, 0]
 
     def _certified_level(self, cells: Cells, slack: float, sign: int = 1) -> float:
         """A level that λ_max(sign·G) is proved not to exceed at the centres, about ``slack`` above the largest."""
-        estimate = self.lower**2 if sign > 0 else float(self._rank(cells, 1, sign)[1])
+        estimate = self.lower**2 if sign > 0 else float(self._rank(cells, 1, sign)[2].max())
         size = max(abs(estimate), self.target**2)
         dtype = self._precision()
         margin = max(slack, self.symbol.rounding(size, dtype) + 1e-13 * size)
@@ -316,63 +353,17 @@ class _Search:
         return ""
 
     def _rank(self, cells: Cells, wanted: int, sign: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-        """The most promising cells: indices, estimates of λ_max(sign·G), vectors, by power iteration in float32."""
-        dtype = torch.float32
-        best = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=dtype), self._random(0, dtype)[..., 0]
+        """The most promising cells, their vectors, and estimates of λ_max(sign·G) for all of them."""
         shift = 0.0 if sign > 0 else 1.05 * self.target**2
-        first = 0
-        for centres in cells.centres.split(self.symbol.batch(dtype)):
-            self.work.tick("frequencies", first / len(cells))
-            matrices = self.symbol.evaluate(centres, dtype)
-            if sign < 0:
-                matrices.neg_().diagonal(dim1=-2, dim2=-1).add_(shift)
-            vectors = self._random(len(centres), dtype)
-            for _ in range(RANKING_STEPS):
-                vectors = matrices @ (vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-30))
-            found = torch.arange(first, first + len(centres)), vectors.norm(dim=1)[:, 0] - shift, vectors[..., 0]
-            first += len(centres)
-            indices, values, several = (torch.cat(pair) for pair in zip(best, found, strict=True))
-            top = values.topk(min(wanted, len(values))).indices
-            best = indices[top], values[top], several[top]
         self.evaluations += len(cells)
-        return best
+        return self.peaks.rank(cells.centres, wanted, lambda share: self.work.tick("frequencies", share), sign, shift)
 
     def _follow(self, start: Frequencies, vector: Tensor, *, dense: bool) -> None:
         """Raise the lower bound by the local maximum of λ_max from a frequency, which stays on a grid."""
-        frequency, value = start, -math.inf
-        steps = FOLLOWING_STEPS if self.moving and self.symbol.is_complex else 1
-        vector = vector.to(torch.complex128 if self.symbol.is_complex else torch.float64)
-        for step in range(steps):
-            matrix = self.symbol.evaluate(frequency, torch.float64)[0]
-            new, vector = top_eigenpair(matrix, vector, self.tol / 20, dense=dense)
-            gained, value = new - value, max(new, value)
-            if gained <= self.tol / 20 * value:
-                break
-            if step + 1 < steps:
-                frequency = Frequencies.nearest(self._ascend(frequency.values()[0], vector))
+        frequency, vector = self.peaks.follow(start, vector, dense=dense)
         lower = self.symbol.norm_below(frequency, vector)
         if lower > self.lower:
             self.lower, self.frequency, self.vector = lower, frequency, vector
-
-    def _ascend(self, frequency: Tensor, vector: Tensor) -> Tensor:
-        """A Newton step for the trigonometric polynomial v*G(ω)v, which touches λ_max from below."""
-        parts = torch.view_as_real(vector / vector.norm())
-        images = self.symbol.correlations @ parts
-        real = torch.einsum("pi,api->a", parts, images)
-        imaginary = parts[:, 0] @ images[:, :, 1].T - parts[:, 1] @ images[:, :, 0].T
-        lags = self.symbol.lags.double()
-        terms = torch.complex(real, imaginary) * torch.exp(-1j * (lags @ frequency))
-        gradient = 2 * terms.imag @ lags
-        hessian = -2 * lags.T @ (terms.real[:, None] * lags)
-        curvatures, directions = torch.linalg.eigh(hessian)
-        step: Tensor = directions @ ((directions.T @ gradient) / curvatures.abs().clamp_min(1e-300))
-        limit = 0.5 / max(self.symbol.degrees)
-        step *= min(1.0, limit / max(float(step.abs().max()), 1e-300))
-        return frequency + step
-
-    def _random(self, count: int, dtype: torch.dtype) -> Tensor:
-        parts = torch.randn(count, self.symbol.order, 1, 2, generator=self.generator, dtype=dtype)
-        return torch.view_as_complex(parts) if self.symbol.is_complex else parts[..., 0]
 
 
 def _curvature(symbol: GramSymbol) -> float:
@@ -386,7 +377,8 @@ def _curvature(symbol: GramSymbol) -> float:
     if not symbol.axes:
         return 0.0
     matrices = symbol.correlations[1:]
-    sums = [next_up(torch.stack([part.abs().sum(dim) for part in matrices]).amax(1)) for dim in (0, 1)]
+    totals = [(part.sum(0), part.sum(1)) for part in map(torch.abs, matrices)]
+    sums = [next_up(torch.stack(parts).amax(1)) for parts in zip(*totals, strict=True)]
     mixed = [next_up(next_up(total * (1 + 2 * gamma(symbol.order))).sqrt()) for total in sums]
     norms = torch.minimum(row_norms_up(matrices.flatten(1)), next_up(mixed[0] * mixed[1]))
     degrees = torch.tensor(symbol.degrees, dtype=torch.float64)

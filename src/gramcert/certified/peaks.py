@@ -1,0 +1,118 @@
+"""Where λ_max(G) is large: a few Krylov steps rank frequencies, Newton steps climb from the best. Nothing certified."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gramcert.certified.frequencies import Frequencies
+from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.lanczos import top_eigenpair
+
+# Krylov steps that rank frequencies.
+RANKING_STEPS = 10
+
+# Newton steps that follow a maximum.
+FOLLOWING_STEPS = 12
+
+# Tolerances from which single precision is enough to climb.
+COARSE = 1e-4
+
+
+class Peaks:
+    """The search on one symbol.
+
+    Args:
+        symbol: G.
+        tol: relative tolerance of σ that the climb is for.
+        moving: whether frequencies may be moved, or stay on a grid.
+    """
+
+    def __init__(self, symbol: GramSymbol, tol: float, *, moving: bool) -> None:
+        self._symbol, self._tol, self._moving = symbol, tol, moving
+        self._generator = torch.Generator().manual_seed(0)
+
+    def random(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Gaussian vectors for G, a row each."""
+        parts = torch.randn(count, self._symbol.order, 2, generator=self._generator, dtype=dtype)
+        return torch.view_as_complex(parts) if self._symbol.is_complex else parts[..., 0]
+
+    def rank(
+        self, frequencies: Frequencies, wanted: int, tick: Callable[[float], None], sign: int = 1, shift: float = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The frequencies with the largest λ_max(sign·G): their indices and vectors; and estimates for all of them.
+
+        ``shift`` is added to sign·G while it is looked at, which makes it positive.
+        """
+        dtype = torch.float32
+        estimates: list[Tensor] = []
+        rows: list[Tensor] = []
+        for part in frequencies.split(self._symbol.batch(dtype)):
+            tick(sum(len(few) for few in estimates) / len(frequencies))
+            matrices = self._symbol.lend(part, dtype, sign)
+            if shift:
+                matrices.diagonal(dim1=-2, dim2=-1).add_(shift)
+            values, vectors = _krylov(matrices, self.random(len(part), dtype))
+            estimates.append(values - shift)
+            rows.append(vectors)
+        together = torch.cat(estimates)
+        best = together.topk(min(wanted, len(together))).indices
+        return best, torch.cat(rows)[best], together
+
+    def follow(self, start: Frequencies, vector: Tensor, *, dense: bool) -> tuple[Frequencies, Tensor]:
+        """A local maximum of λ_max from one frequency on, and its vector."""
+        frequency, value, enough = start, -math.inf, self._tol / 20
+        single = self._tol >= COARSE and not dense
+        dtype = torch.float32 if single else torch.float64
+        vector = vector.to(torch.complex128 if self._symbol.is_complex else torch.float64)
+        for step in range(FOLLOWING_STEPS if self._moving and self._symbol.is_complex else 1):
+            if step:
+                frequency = Frequencies.nearest(self._ascend(frequency.values()[0], vector))
+            matrix = self._symbol.evaluate(frequency, dtype)[0]
+            new, found = top_eigenpair(matrix, vector.to(matrix.dtype), enough, dense=dense)
+            vector = found.to(vector.dtype)
+            gained, value = new - value, max(new, value)
+            if gained <= enough * value:
+                break
+        return frequency, vector
+
+    def _ascend(self, frequency: Tensor, vector: Tensor) -> Tensor:
+        """A Newton step for the trigonometric polynomial v*G(ω)v, which touches λ_max from below."""
+        parts = torch.view_as_real(vector / vector.norm())
+        images = self._symbol.correlations @ parts
+        real = torch.einsum("pi,api->a", parts, images)
+        imaginary = parts[:, 0] @ images[:, :, 1].T - parts[:, 1] @ images[:, :, 0].T
+        lags = self._symbol.lags.double()
+        terms = torch.complex(real, imaginary) * torch.exp(-1j * (lags @ frequency))
+        gradient = 2 * terms.imag @ lags
+        hessian = -2 * lags.T @ (terms.real[:, None] * lags)
+        curvatures, directions = torch.linalg.eigh(hessian)
+        step: Tensor = directions @ ((directions.T @ gradient) / curvatures.abs().clamp_min(1e-300))
+        limit = 0.5 / max(self._symbol.degrees)
+        step *= min(1.0, limit / max(float(step.abs().max()), 1e-300))
+        return frequency + step
+
+
+def _krylov(matrices: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest Ritz values of positive matrices and their vectors, from a few Lanczos steps for each."""
+    steps = min(RANKING_STEPS, start.shape[1])
+    vector, before, length = start, torch.zeros_like(start), start.norm(dim=1)
+    scale = torch.zeros_like(length)
+    basis, diagonal, off = [], [], []
+    for _ in range(steps):
+        known = length > 1e-6 * scale  # what has become nothing but rounding stays zero
+        vector = torch.where(known[:, None], vector / length.clamp_min(1e-30)[:, None], 0.0)
+        off.append(torch.where(known, length, 0.0))
+        basis.append(vector)
+        image = (matrices @ vector[..., None])[..., 0]
+        diagonal.append((vector.conj() * image).sum(1).real)
+        scale = torch.maximum(scale, diagonal[-1])
+        image = image - diagonal[-1][:, None] * vector - off[-1][:, None] * before
+        vector, before, length = image, vector, image.norm(dim=1)
+    tridiagonal = torch.diag_embed(torch.stack(diagonal, 1))
+    side = torch.stack(off[1:], 1) if steps > 1 else start.new_zeros(len(start), 0).real
+    tridiagonal = tridiagonal + torch.diag_embed(side, 1) + torch.diag_embed(side, -1)
+    values, weights = torch.linalg.eigh(tridiagonal)
+    vectors = torch.einsum("kbn,bk->bn", torch.stack(basis), weights[:, :, -1].to(start.dtype))
+    return values[:, -1], vectors

@@ -1,0 +1,127 @@
+"""Cholesky factorisations block by block, against LAPACK's and against exact numbers."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocks import in_blocks
+from cases import kernels
+from gramcert.certified.factorisation import SMALLEST, factorise, is_blocked, terms
+from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.torus import torus_maximum
+from gramcert.certified.work import Work
+from gramcert.rounding import factor_error, sums_up
+
+TYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
+
+
+def matrices(order, dtype, count=4, seed=0):
+    """Positive ones, not too close to being singular."""
+    generator = torch.Generator().manual_seed(seed)
+    roots = torch.randn(count, order, order, dtype=dtype, generator=generator)
+    return roots @ roots.mH / order + 0.1 * torch.eye(order, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("order", [SMALLEST - 1, SMALLEST, 131])
+def test_positive_matrices_have_factors_and_others_have_not(order, dtype):
+    positive = matrices(order, dtype)
+    sizes = factorise(positive.clone(), measure=True)[1]
+    assert (sizes is not None) == is_blocked(order)
+    assert factorise(positive.clone(), measure=False)[0].all()
+    smallest = torch.linalg.eigvalsh(positive)[:, 0]
+    indefinite = positive - 1.01 * smallest[:, None, None] * torch.eye(order, dtype=dtype)
+    indefinite[0] = positive[0]
+    assert factorise(indefinite, measure=True)[0].tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_size_of_factors(dtype):
+    positive = matrices(131, dtype)
+    moduli = torch.linalg.cholesky(positive).mH.abs().double()
+    sums = (moduli.mT @ moduli.sum(-1, keepdim=True))[..., 0].amax(-1)
+    found = sums_up(factorise(positive.clone(), measure=True)[1], 131, torch.float32)
+    assert (sums * (1 - 1e-4) <= found).all()
+    assert (found <= (2.1 if dtype.is_complex else 1.01) * sums).all()
+    assert (torch.linalg.matrix_norm(moduli, 2) ** 2 <= found * (1 + 1e-4)).all()
+
+
+def test_sums_are_short():
+    assert terms(512) < 64
+    assert terms(SMALLEST - 1) == SMALLEST - 1
+
+
+def test_what_is_no_number_has_no_factor():
+    broken = matrices(128, torch.complex64)
+    broken[1, 100, 100] = torch.nan
+    broken[2, 3, 100] = torch.inf
+    passed, sizes = factorise(broken, measure=True)
+    assert passed[[0, 3]].all()
+    assert not passed[1]
+    assert not passed[2] or sizes[2] == torch.inf
+
+
+@given(st.integers(0, 2**31), st.sampled_from([torch.float32, torch.float64]))
+def test_matrices_with_factors_are_positive_up_to_the_error(seed, dtype):
+    """Singular matrices of integers, moved by about their error: determinants in rational numbers decide."""
+    generator = torch.Generator().manual_seed(seed)
+    roots = torch.randint(-3, 4, (5, 4), generator=generator).to(dtype)
+    exact = roots @ roots.T  # of rank 4 and order 5: λ_min = 0
+    unit = float(torch.finfo(dtype).eps)
+    shift = float(torch.randint(-40, 41, (), generator=generator)) * unit * float(exact.abs().max()) / 8
+    stored = exact + shift * torch.eye(5, dtype=dtype)
+    with in_blocks():
+        passed, sizes = factorise(stored[None].clone(), measure=True)
+        if not bool(passed):
+            return
+        size = float(sums_up(sizes, 5, dtype))
+        error = factor_error(5, size, dtype, is_complex=False, terms=terms(5))
+    lifted = [[Fraction(float(value)) for value in row] for row in stored]
+    for index in range(5):
+        lifted[index][index] += Fraction(error)
+    assert all(pivot >= 0 for pivot in pivots(lifted))
+
+
+def pivots(matrix):
+    """Of LDLᵀ in rational numbers; a matrix is positive if they all are."""
+    rest = [row[:] for row in matrix]
+    for k in range(len(rest)):
+        yield rest[k][k]
+        if rest[k][k] == 0:
+            return
+        for i in range(k + 1, len(rest)):
+            factor = rest[i][k] / rest[k][k]
+            for j in range(k, len(rest)):
+                rest[i][j] -= factor * rest[k][j]
+
+
+@given(kernels(), st.sampled_from([1e-1, 1e-2, 1e-3]))
+def test_suprema_by_blocks(case, tol):
+    kernel = case[0] / case[0].abs().max().clamp_min(1e-300)
+    if not kernel.any():
+        return
+    usual = torus_maximum(GramSymbol(kernel), tol, Work(2**31, None))
+    with in_blocks():
+        found = torus_maximum(GramSymbol(kernel), tol, Work(2**31, None))
+    assert found.lower <= usual.upper
+    assert usual.lower <= found.upper
+    assert found.upper - found.lower <= tol * found.upper
+
+
+def test_factors_larger_than_expected_are_looked_at_again(monkeypatch):
+    """A proof that takes off too little is none; it is made again with what is certain."""
+    kernel = torch.randn(100, 100, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    symbol = GramSymbol(kernel / kernel.abs().max())
+    search = torus_maximum(symbol, 1e-2, Work(2**31, None))
+    frequency, level = search.frequency, search.upper**2 * 1.01
+    assert bool(symbol.all_below(frequency, level, torch.float32))
+    symbol._sizes[torch.float32] = 1e-3
+    errors = []
+    factor_error_ = symbol._factor_error
+    monkeypatch.setattr(symbol, "_factor_error", lambda *given: errors.append(factor_error_(*given)) or errors[-1])
+    assert bool(symbol.all_below(frequency, level, torch.float32))
+    assert errors[1] > errors[0]
+    assert symbol._sizes[torch.float32] > 1
