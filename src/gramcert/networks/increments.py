@@ -308,7 +308,9 @@ class _Reader:
     def _applied(linear: LinearMap, before: Filter) -> Filter:
         """A map of the columns of a matrix."""
         if isinstance(linear, Move):  # of its rows, and nothing is rounded
-            rows = torch.nn.functional.pad(before.kernel, (0, 0, 1, 0))[linear.index.flatten()]
+            index = linear.index.flatten()
+            rows = before.kernel[(index - 1).clamp_min(0)]
+            rows[index == 0] = 0
             return Filter(rows, (), (), up(before.error * linear.size) if before.error else 0.0)
         columns = before.kernel.T
         matrix = linear.apply(columns.reshape(-1, *linear.source)).reshape(len(columns), -1).T.contiguous()
