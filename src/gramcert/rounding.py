@@ -206,11 +206,22 @@ def square_norm(vector: Tensor) -> tuple[float, float]:
 def row_norms_up(rows: Tensor) -> Tensor:
     """Upper bounds of the Euclidean norms of float64 rows."""
     terms = rows.shape[-1]
-    few = max(1, _PIECE // max(1, terms))  # whose squares stay in the cache
-    sums = [part.square().sum(-1) for part in (rows.split(few) if rows.dim() > 1 else (rows,))]
-    squares = torch.cat(sums) if rows.dim() > 1 else sums[0]
-    squares = squares * (1 + 2 * gamma(terms + 2)) + underflow(2 * terms)
+    squares = _sums_of_squares(rows) * (1 + 2 * gamma(terms + 2)) + underflow(2 * terms)
     return next_up(next_up(squares).sqrt())
+
+
+def _sums_of_squares(rows: Tensor) -> Tensor:
+    """A few rows at a time, whose squares stay in the cache, in memory that is asked for once."""
+    rows = rows.detach()
+    if rows.dim() != 2:
+        return rows.square().sum(-1)
+    few = max(1, _PIECE // max(1, rows.shape[1]))
+    if len(rows) <= few:
+        return rows.square().sum(-1)
+    room, sums = rows.new_empty(few, rows.shape[1]), rows.new_empty(len(rows))
+    for part, result in zip(rows.split(few), sums.split(few), strict=True):
+        torch.sum(torch.mul(part, part, out=room[: len(part)]), -1, out=result)
+    return sums
 
 
 def next_up(values: Tensor) -> Tensor:
