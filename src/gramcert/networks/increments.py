@@ -181,9 +181,9 @@ class _Reader:
             raise TooManyTapsError
         return terms
 
-    def _identity(self, value: Value) -> Filter:
+    def _identity(self, value: Value, sign: int = 1) -> Filter:
         self._require_room(value.channels, MOST_IDENTITY)
-        eye = torch.eye(value.channels, dtype=torch.float64)
+        eye = torch.zeros(value.channels, value.channels, dtype=torch.float64).fill_diagonal_(sign)
         return Filter(eye.reshape(*eye.shape, *(1,) * value.axes), (1,) * value.axes, (0,) * value.axes)
 
     def _related(self, value: Value, slopes: tuple[float, float]) -> Value:
@@ -454,13 +454,13 @@ class _Reader:
 
     def _sum(self, node: Node, values: list[Value], signs: tuple[int, ...]) -> Value:
         values = self._alike(values)
-        terms = []
+        terms: list[tuple[int, Filter | None]] = []
         for value, sign in zip(values, signs, strict=True):
             for v, found in value.terms:
-                if sign == 1:
-                    terms.append((v, found))
+                if found is not None:
+                    terms.append((v, found.signed(sign)))
                 else:
-                    terms.append((v, (self._identity(value) if found is None else found).signed(sign)))
+                    terms.append((v, None if sign == 1 else self._identity(value, sign)))
         is_whole = all(value.is_whole for value in values)
         return replace(values[0], terms=tuple(terms), is_whole=is_whole)
 
