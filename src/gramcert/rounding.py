@@ -30,6 +30,7 @@ _PIVOT_ROUNDINGS = 8
 TWIDDLE_ERROR = 128 * _UNIT[torch.float64]
 
 _LARGEST = math.nextafter(math.inf, 0.0)
+_INFINITY = torch.tensor(math.inf, dtype=torch.float64, device="cpu")
 
 # Entries of large tensors that are worked on at a time.
 _PIECE = 2**16
@@ -205,18 +206,32 @@ def square_norm(vector: Tensor) -> tuple[float, float]:
 def row_norms_up(rows: Tensor) -> Tensor:
     """Upper bounds of the Euclidean norms of float64 rows."""
     terms = rows.shape[-1]
-    squares = rows.square().sum(-1) * (1 + 2 * gamma(terms + 2)) + underflow(2 * terms)
+    squares = _sums_of_squares(rows) * (1 + 2 * gamma(terms + 2)) + underflow(2 * terms)
     return next_up(next_up(squares).sqrt())
+
+
+def _sums_of_squares(rows: Tensor) -> Tensor:
+    """A few rows at a time, whose squares stay in the cache, in memory that is asked for once."""
+    rows = rows.detach()
+    if rows.dim() != 2:
+        return rows.square().sum(-1)
+    few = max(1, _PIECE // max(1, rows.shape[1]))
+    if len(rows) <= few:
+        return rows.square().sum(-1)
+    room, sums = rows.new_empty(few, rows.shape[1]), rows.new_empty(len(rows))
+    for part, result in zip(rows.split(few), sums.split(few), strict=True):
+        torch.sum(torch.mul(part, part, out=room[: len(part)]), -1, out=result)
+    return sums
 
 
 def next_up(values: Tensor) -> Tensor:
     """The next floats above; infinity for NaN, as in :func:`up`."""
-    return torch.nextafter(values, torch.full_like(values, math.inf)).nan_to_num_(math.inf, math.inf, -math.inf)
+    return torch.nextafter(values, _INFINITY.to(values)).nan_to_num_(math.inf, math.inf, -math.inf)
 
 
 def next_down(values: Tensor) -> Tensor:
     """The next floats below; minus infinity for NaN."""
-    return torch.nextafter(values, torch.full_like(values, -math.inf)).nan_to_num_(-math.inf, math.inf, -math.inf)
+    return torch.nextafter(values, -_INFINITY.to(values)).nan_to_num_(-math.inf, math.inf, -math.inf)
 
 
 def norm_down(vector: Tensor) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gramcert import certify
+from gramcert.minorants.search import _Ascent
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -133,6 +134,18 @@ class TestRadii:
         assert "minorants gained too little around the first inputs" in found.notes[0]
         plain = certify(model, [(x, labels)], [0.1], search_steps=0)
         torch.testing.assert_close(found.radii, plain.radii, rtol=1e-2, atol=0)
+
+    def test_a_first_search_without_hope_is_given_up_halfway_and_no_other(self, dense, found, monkeypatch):
+        taken: list[int] = []
+        step = _Ascent._step
+        monkeypatch.setattr(_Ascent, "_step", lambda self, *given: taken.append(1) or step(self, *given))
+        assert torch.equal(searched(*dense).radii, found.radii)  # minorants gain here, and nothing is given up
+        usual = len(taken)
+        taken.clear()
+        monkeypatch.setattr("gramcert.certification.local.HOPELESS", 1e9)
+        less = searched(*dense).radii
+        assert STEPS / 2 <= usual - len(taken) <= STEPS / 2 + 10  # of the first search alone
+        assert bool((less >= searched(*dense, search_steps=0).radii).all())
 
     def test_networks_that_are_too_large_are_said(self, dense, monkeypatch):
         monkeypatch.setattr("gramcert.certification.local.MOST_ENTRIES", 10)

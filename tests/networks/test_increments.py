@@ -7,8 +7,11 @@ from torch import nn
 
 import gramcert
 from gramcert.auditing.reading import Source
-from gramcert.networks import increments
+from gramcert.networks import filters, increments
+from gramcert.networks.bound import Costs
+from gramcert.networks.filters import Filter, NotDescribedError
 from gramcert.networks.increments import program_of
+from gramcert.operators.linear import Move
 from reference import sigma
 
 
@@ -149,3 +152,47 @@ def test_a_leaky_slope_is_kept_where_no_window_cuts():
     ).double()
     slopes = [variable.relation.slopes for variable in program(model, (1, 4, 4)).variables]
     assert slopes == [None, (0.5, 1.0), (0.0, 1.0)]
+
+
+class Shortcut(nn.Module):
+    """An image that is also read as a vector, so that there are square matrices of all its entries."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner, self.head = nn.Conv2d(2, 2, 3, padding=1), nn.Linear(32, 3)
+
+    def forward(self, x):
+        x = x.permute(0, 2, 3, 1).flip(1).permute(0, 3, 1, 2)
+        return self.head((x - F.relu(self.inner(x))).flatten(1))
+
+
+@pytest.mark.parametrize("model", [Shortcut(), nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")])
+@pytest.mark.parametrize("most", [1, 100, 400, 1023, 1024, 2000])
+def test_filters_without_a_symbol_are_refused_while_the_network_is_read_and_no_others(model, most, monkeypatch):
+    graph = Source.of("audit", model).graph("audit", (2, 4, 4)).needed()
+
+    def reason():
+        try:
+            Costs.of(program_of(graph))
+        except NotDescribedError as error:
+            return str(error)
+        return ""
+
+    monkeypatch.setattr(filters, "MOST_TAPS", most)
+    monkeypatch.setattr(increments, "MOST_TAPS", 10**9)
+    late = reason()
+    monkeypatch.setattr(increments, "MOST_TAPS", most)
+    assert reason() == late
+    if most == 1:
+        with pytest.raises(NotDescribedError, match="too many taps"):
+            program_of(graph)
+
+
+def test_moves_of_matrices_are_moves_of_their_rows():
+    torch.manual_seed(4)
+    index = torch.tensor([[3, 0, 1], [3, 2, 5]])
+    move, before = Move((5,), index), Filter(torch.randn(5, 4, dtype=torch.float64), (), (), 0.25)
+    found = increments._Reader._applied(move, before)
+    assert torch.equal(found.kernel, move.dense() @ before.kernel)
+    assert found.error >= 0.25 * move.size

@@ -6,6 +6,7 @@ multipliers have, as in Dinkelbach's method for quotients.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ _EVERY, _BEYOND = 10, 1 + 2e-3
 # Where the search begins: the extra curvature of a layer as a part of what pays for all of its slopes.
 _FIRST_EXTRA = 0.05
 
+# What is thought of the radii of all pairs halfway.
+IsHopeful = Callable[[Tensor], bool]
+
 
 class Search:
     """A network made ready for searches."""
@@ -41,10 +45,21 @@ class Search:
         }
         self.first = {name: [Quick.of(part) for part in maps] for name, maps in layout.first.items()}
 
-    def __call__(self, centre: Centre, pairs: Pairs, start: Tensor, enough: Tensor, steps: int) -> Multipliers:
-        """Multipliers for each pair, from radii that are known; not longer than until their radius is enough."""
+    def __call__(
+        self,
+        centre: Centre,
+        pairs: Pairs,
+        start: Tensor,
+        enough: Tensor,
+        steps: int,
+        is_hopeful: IsHopeful = lambda _: True,
+    ) -> Multipliers:
+        """Multipliers for each pair, from radii that are known; not longer than until their radius is enough.
+
+        After half of the steps ``is_hopeful`` is asked about the radii of all pairs, whether to go on.
+        """
         with torch.enable_grad():
-            return _Ascent(self, centre, pairs, start.clamp_min(1e-30), enough).run(steps)
+            return _Ascent(self, centre, pairs, start.clamp_min(1e-30), enough).run(steps, is_hopeful)
 
 
 class _Ascent:
@@ -58,7 +73,7 @@ class _Ascent:
         self.means = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
         self.squares = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
 
-    def run(self, steps: int) -> Multipliers:
+    def run(self, steps: int, is_hopeful: IsHopeful) -> Multipliers:
         """The best that were seen at each look."""
         found = {name: value.clone() for name, value in self.parameters.items()}
         best, left = torch.full((len(self.pairs),), -math.inf, dtype=DTYPE), torch.arange(len(self.pairs))
@@ -72,7 +87,8 @@ class _Ascent:
                 is_open = ~(radius > self.enough * _BEYOND)
                 left, ahead = left[is_open], {name: value[is_open] for name, value in ahead.items()}
                 self._select(is_open)
-                if not len(left):
+                is_halfway = step <= steps / 2 < step + _EVERY
+                if not len(left) or (is_halfway and not is_hopeful(best)):
                     break
             self.parameters = ahead
         return _multipliers(found)

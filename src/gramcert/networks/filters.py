@@ -135,7 +135,7 @@ class Filter:
         outputs, inputs = self.kernel.shape[:2]
         shape = (outputs, len(phases), inputs, math.prod(fine))
         if math.prod(map(len, ranges)) * math.prod(shape) > MOST_TAPS:
-            raise NotDescribedError("a filter has too many taps and phases")
+            raise TooManyTapsError
         matrices = self.kernel.new_zeros(*map(len, ranges), *shape)
         for lag, reads in entries.items():
             target = matrices[tuple(place - r.start for place, r in zip(lag, ranges, strict=True))]
@@ -156,6 +156,13 @@ def _composed_error(first: Filter, second: Filter, terms: int) -> float:
 
 class NotDescribedError(Exception):
     """Forms do not reach this network, for the reason in the message."""
+
+
+class TooManyTapsError(NotDescribedError):
+    """Of a filter whose symbol would have more numbers than there is room for; at least as many as the filter has."""
+
+    def __init__(self) -> None:
+        super().__init__("a filter has too many taps and phases")
 
 
 @dataclass(frozen=True, eq=False)

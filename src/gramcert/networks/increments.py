@@ -22,8 +22,10 @@ from torch import Tensor
 
 from gramcert.networks.coupling import MOST_COUPLED, Coupling
 from gramcert.networks.filters import (
+    MOST_TAPS,
     Filter,
     NotDescribedError,
+    TooManyTapsError,
     channel_axis,
     convolution_filter,
     filter_of,
@@ -56,15 +58,19 @@ def program_of(graph: Graph, most_coupled: float = MOST_COUPLED, norms: Mapping[
         most_coupled: cost of one component, see :mod:`~gramcert.networks.coupling`, above which values are cut off.
         norms: of linear maps, by their nodes; used where a map is too large for a form.
     """
+    reader = _Reader(graph, most_coupled, norms or {}, has_circles=True)
     try:
-        return _Reader(graph, most_coupled, norms or {}, has_circles=True).run()
-    except CoupledPaddingError:
+        return reader.run()
+    except (CoupledPaddingError, TooManyTapsError):
+        if not reader.met_circle:
+            raise
         return _Reader(graph, most_coupled, norms or {}, has_circles=False).run()
 
 
 class _Reader:
     def __init__(self, graph: Graph, most_coupled: float, norms: Mapping[str, float], *, has_circles: bool) -> None:
         self.graph, self.norms, self.has_circles = graph, norms, has_circles
+        self.met_circle = False
         self.variables: list[Variable] = []
         self.needs: list[tuple[int, Shape, bool]] = []
         self.values: dict[str, Value] = {}
@@ -163,13 +169,21 @@ class _Reader:
         return self._new(value, Relation((), None, 1.0, torch.zeros(value.channels, dtype=torch.int64), nothing))
 
     def _terms(self, value: Value) -> tuple[Term, ...]:
-        """Without those that are zero, as of a branch that was initialised so: their variables do not occur."""
-        terms = tuple(Term(v, self._identity(value) if found is None else found) for v, found in value.terms)
-        return tuple(term for term in terms if term.filter.error or bool(term.filter.kernel.any())) or terms[:1]
+        """Without those that are zero, as of a branch that was initialised so: their variables do not occur.
 
-    def _identity(self, value: Value) -> Filter:
+        One that is too large to have a symbol is told here, and not after all of the network has been read.
+        """
+        if any(found is None for _, found in value.terms) and value.channels**2 > MOST_TAPS:
+            raise TooManyTapsError
+        terms = tuple(Term(v, self._identity(value) if found is None else found) for v, found in value.terms)
+        terms = tuple(term for term in terms if term.filter.error or bool(term.filter.kernel.any())) or terms[:1]
+        if any(term.filter.kernel.numel() > MOST_TAPS for term in terms):
+            raise TooManyTapsError
+        return terms
+
+    def _identity(self, value: Value, sign: int = 1) -> Filter:
         self._require_room(value.channels, MOST_IDENTITY)
-        eye = torch.eye(value.channels, dtype=torch.float64)
+        eye = torch.zeros(value.channels, value.channels, dtype=torch.float64).fill_diagonal_(sign)
         return Filter(eye.reshape(*eye.shape, *(1,) * value.axes), (1,) * value.axes, (0,) * value.axes)
 
     def _related(self, value: Value, slopes: tuple[float, float]) -> Value:
@@ -293,12 +307,14 @@ class _Reader:
     @staticmethod
     def _applied(linear: LinearMap, before: Filter) -> Filter:
         """A map of the columns of a matrix."""
+        if isinstance(linear, Move):  # of its rows, and nothing is rounded
+            index = linear.index.flatten()
+            rows = before.kernel[(index - 1).clamp_min(0)]
+            rows[index == 0] = 0
+            return Filter(rows, (), (), up(before.error * linear.size) if before.error else 0.0)
         columns = before.kernel.T
         matrix = linear.apply(columns.reshape(-1, *linear.source)).reshape(len(columns), -1).T.contiguous()
-        if isinstance(linear, Move):  # nothing is rounded
-            error = up(before.error * linear.size) if before.error else 0.0
-        else:
-            error = composed_error(SizedMatrix(columns, before.error), linear, linear.terms)
+        error = composed_error(SizedMatrix(columns, before.error), linear, linear.terms)
         return Filter(matrix, (), (), error)
 
     @staticmethod
@@ -319,6 +335,7 @@ class _Reader:
             return self._summed(node, value, linear, length)
         if value.summed:  # along some axes only
             return self._vector_map(node, self._as_vector(value), linear)
+        self.met_circle |= is_circle(linear)
         found = None if is_circle(linear) and not self.has_circles else filter_of(linear, axes)
         if found is None and isinstance(linear, Convolve) and linear.layer.axes == axes and not linear.layer.transposed:
             return self._padded(node, value, linear)
@@ -437,13 +454,13 @@ class _Reader:
 
     def _sum(self, node: Node, values: list[Value], signs: tuple[int, ...]) -> Value:
         values = self._alike(values)
-        terms = []
+        terms: list[tuple[int, Filter | None]] = []
         for value, sign in zip(values, signs, strict=True):
             for v, found in value.terms:
-                if sign == 1:
-                    terms.append((v, found))
+                if found is not None:
+                    terms.append((v, found.signed(sign)))
                 else:
-                    terms.append((v, (self._identity(value) if found is None else found).signed(sign)))
+                    terms.append((v, None if sign == 1 else self._identity(value, sign)))
         is_whole = all(value.is_whole for value in values)
         return replace(values[0], terms=tuple(terms), is_whole=is_whole)
 

@@ -12,7 +12,7 @@ from gramcert.geometry.padding import PaddingMode, Pairs
 from gramcert.operators.elementwise import Local
 from gramcert.operators.linear import LinearMap, Move, Scale, Shape, Shift
 from gramcert.operators.measurement import Measurement
-from gramcert.operators.rounded import Compute, Rounded, norms, rounding
+from gramcert.operators.rounded import Compute, Rounded, exactly, norms, rounding
 from gramcert.rounding import next_up
 
 # The name of what is unbounded only because of what it acts on.
@@ -75,11 +75,13 @@ class Sum:
     signs: tuple[int, ...]
 
     def run(self, values: list[Tensor]) -> Rounded:
-        """One rounding less than there are terms."""
-        y, amount = values[0] * self.signs[0], norms(values[0])
+        """Each addition is rounded once, relative to what comes out of it."""
+        y = values[0] if self.signs[0] == 1 else -values[0]
+        amount = exactly(y)[1]
         for value, sign in zip(values[1:], self.signs[1:], strict=True):
-            y, amount = y + sign * value, next_up(amount + norms(value))
-        return y, rounding(len(values) - 1, amount, y)
+            y = torch.add(y, value, alpha=sign)
+            amount = next_up(amount + norms(y))
+        return y, rounding(1, amount, y) if len(values) > 1 else amount
 
 
 @dataclass(frozen=True)

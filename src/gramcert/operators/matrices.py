@@ -11,6 +11,7 @@ from gramcert.certified.gram_symbol import crude_norm
 from gramcert.certified.tapwise import TapwiseLayer, dense_matrix
 from gramcert.geometry.axis import Axis, layer_axes
 from gramcert.geometry.convolution import Convolution
+from gramcert.operators.batches import BatchedConvolution
 from gramcert.operators.linear import LinearMap, Shape, bytes_of
 from gramcert.rounding import (
     absolute_sums,
@@ -189,11 +190,21 @@ class Convolve(LinearMap):
         return self._tapwise(y, is_adjoint=True).reshape(-1, *self.source)
 
     def _tapwise(self, x: Tensor, *, is_adjoint: bool) -> Tensor:
-        kernel, groups = self.layer.kernel, self.layer.groups
-        taps = TapwiseLayer(kernel.reshape(groups, -1, *kernel.shape[1:]), self.axes)
         is_turned = is_adjoint != self.layer.transposed
-        shape = taps.output_shape if is_turned else taps.input_shape
-        return (taps.adjoint if is_turned else taps.apply)(x.reshape(-1, *shape))
+        shape = self._taps.output_shape if is_turned else self._taps.input_shape
+        x, batched = x.reshape(-1, *shape), self._batched
+        if not is_turned:
+            return batched(x)
+        return batched.adjoint(x) if batched.can_be_turned else self._taps.adjoint(x)
+
+    @functools.cached_property
+    def _taps(self) -> TapwiseLayer:
+        kernel, groups = self.layer.kernel, self.layer.groups
+        return TapwiseLayer(kernel.reshape(groups, -1, *kernel.shape[1:]), self.axes)
+
+    @functools.cached_property
+    def _batched(self) -> BatchedConvolution:
+        return BatchedConvolution(self._taps.kernels, self.axes)
 
     def dense(self) -> Tensor:
         """Assembled tap by tap, without any convolution routine."""
