@@ -59,7 +59,7 @@ def test_each_test_alone_never_proves_too_much(case):
     layer, size = case
     truth = float(dense_norm(layer, size))
     linear = Convolve((1, layer.in_channels, *size), layer)
-    tests = (proofs._by_cells, proofs._by_grids, proofs._by_matrices) if truth > 0 else ()
+    tests = (proofs._by_cells, proofs._by_grids, proofs._by_matrices, proofs._by_circulants) if truth > 0 else ()
     for test in tests:
         assert not test(linear, truth * (1 - 1e-6)).proved
 
@@ -86,6 +86,23 @@ def test_larger_layers_are_proved_by_bands_and_frequencies(size):
     assert proofs._by_matrices(linear, enclosure.upper * (1 + 1e-7)).method == "banded Cholesky factorisation"
     assert proofs._by_matrices(linear, enclosure.upper * (1 + 1e-7)).proved
     assert not proofs._by_matrices(linear, enclosure.lower * (1 - 1e-9)).proved
+    for tol in (1e-2, 1e-3, 1e-5):
+        assert proofs._by_circulants(linear, enclosure.upper * (1 + tol)).proved
+    assert not proofs._by_circulants(linear, enclosure.lower * (1 - 1e-9)).proved
+
+
+def test_layers_whose_matrices_are_too_large_are_proved_by_a_circulant(monkeypatch):
+    monkeypatch.setattr(proofs, "MOST_OPERATIONS", 0.0)
+    kernel = torch.randn(8, 4, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    layer = Convolution(kernel, stride=2, padding=1, groups=2)
+    norm = gramcert.spectral_norm(layer, 20, tol=1e-3)
+    linear = Convolve((1, 8, 20, 20), layer)
+    found = proofs.proves_below(linear, norm.upper)
+    assert found.proved
+    assert found.method == "circulant but for a few vectors"
+    assert not proofs.proves_below(linear, norm.lower * (1 - 1e-6)).proved
+    reflected = Convolve((1, 8, 20, 20), Convolution(kernel, stride=2, padding=1, groups=2, padding_mode="reflect"))
+    assert proofs.proves_below(reflected, 3 * norm.upper).method != "circulant but for a few vectors"
 
 
 def test_moves_and_factors_are_counted():

@@ -7,9 +7,11 @@ A measurement searches; a proof is told the number, and tries one test after ano
   half-widths, σ(E(c)) <= level·cos r in every cell proves sup σ(E) <= level (docs/what-is-certified.md);
 - **grid**: the same without the cosine on the frequencies of a circulant that contains the layer;
 - **band**: the sparse matrix of the layer, put together here from its definition, its Gram matrix, and a block banded
-  Cholesky factorisation of level²·I - G with Rump's term; or a dense one.
+  Cholesky factorisation of level²·I - G with Rump's term; or a dense one;
+- **circulant but for a few vectors**: where that would take minutes, for zero padding.
 
-None of this shares code with the search but the directed roundings and, for strided cells, the phases of the kernel.
+The last is the proof of the measurement itself, made again for the given number (:mod:`gramcert.certified.embedded`).
+None of the others shares code with the search but the directed roundings and, for strided cells, the kernel's phases.
 Bounds from below need no search either: a vector is given, or the norm is known in closed form.
 """
 
@@ -25,6 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gramcert.certified.banded import band_operations
+from gramcert.certified.embedded import EMBEDDED
+from gramcert.certified.embedded import proves_below as embedded_below
+from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode
 from gramcert.geometry.reduction import one_size_bound, reduced_kernels
@@ -57,6 +63,9 @@ MOST_CELLS, BATCH_ENTRIES = 2**16, 2**21
 
 # Entries of a dense Gram matrix, or of a block of one; and order of the smallest block.
 MOST_NUMBERS, SMALLEST_BLOCK = 2**26, 256
+
+# Operations of a factorisation that take minutes, and the memory of what is then done instead.
+MOST_OPERATIONS, CIRCULANT_BYTES = 1e12, 2**31
 
 # Channels from which sparse products are faster block by block.
 SMALLEST_DENSE = 4
@@ -149,6 +158,8 @@ def layer_below(layer: Convolution, input_size: tuple[int, ...] | None, level: f
             found = test(linear, level)
             if found.proved:
                 return found
+        if linear.layer.padding_mode == "zeros" and _operations(linear) > MOST_OPERATIONS:
+            return _by_circulants(linear, level)
     return _by_matrices(linear, level)
 
 
@@ -238,6 +249,26 @@ def _by_grids(linear: Convolve, level: float) -> Proof:
         ):
             return Proof(True, "Cholesky factorisations on a circulant that contains the layer")
     return Proof(False, "some frequency of each circulant is above the bound")
+
+
+def _by_circulants(linear: Convolve, level: float) -> Proof:
+    """Such a circulant but for a few vectors, where the matrix of the layer is too large.
+
+    This is the proof of the measurement, of a number that is told; for layers of this size there is no other.
+    """
+    work = Work(CIRCULANT_BYTES, None, call="verify")
+    try:
+        proved = embedded_below(linear.layer, linear.axes, level, work)
+    except OutOfBudgetError as error:
+        return Proof(False, str(error))
+    return Proof(proved, EMBEDDED)
+
+
+def _operations(linear: Convolve) -> float:
+    """About what the factorisation of the layer's matrix would take."""
+    layer = linear.layer
+    kernel = layer.kernel.reshape(layer.groups, -1, *layer.kernel.shape[1:])[0]
+    return layer.groups * band_operations(kernel, linear.axes)
 
 
 def _reduced(linear: Convolve, level: float) -> Iterator[tuple[Array, float]]:

@@ -30,13 +30,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.certified.deflation import BLOCK, REMEMBERED, Deflation, Embedding
+from gramcert.certified.deflation import BLOCK, REMEMBERED, Deflation, Embedding, TooLowError
 from gramcert.certified.frequencies import Frequencies, all_combinations
-from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.gram_symbol import GramSymbol, crude_norm
+from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import TapwiseLayer
 from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.geometry.axis import Axis
-from gramcert.rounding import cholesky_error, diagonal_error, down, gamma, norm_up, underflow, up
+from gramcert.geometry.convolution import Convolution
+from gramcert.rounding import cholesky_error, diagonal_error, down, gamma, norm_up, scaled_down, underflow, up
 
 EMBEDDED = "circulant but for a few vectors"
 
@@ -45,6 +47,9 @@ MOST_VECTORS = 512
 
 # Tolerances from which vectors are searched for in float32.
 COARSE = 3e-4
+
+# How far above the norm a bound may be that is told and not searched for: one after the other.
+TOLD = (1e-2, 1e-3, 1e-4, 1e-6)
 
 # Operations for each frequency of the circulant, in units of the cube of the order: a guess for limits of time.
 OPERATIONS = 40.0
@@ -131,6 +136,13 @@ class EmbeddedLayer:
         if self.count > MOST_VECTORS:
             raise OutOfBudgetError(f"{EMBEDDED}: {self.count} vectors, more than {MOST_VECTORS}")
         return self._verify(level, *self._vectors(level, found, tol), tol)
+
+    def is_below(self, norm: float, tol: float) -> bool:
+        """Whether this norm was proved, if about ``tol`` of it is left."""
+        try:
+            return self.bound(down(norm / (1 + tol)), tol) <= norm
+        except TooLowError:
+            return False
 
     def _failing(self, level: float) -> dict[int, tuple[Tensor, Tensor]]:
         """The eigenpairs of G at each frequency at which σ <= level was not proved."""
@@ -256,6 +268,22 @@ class EmbeddedLayer:
                 return up(level + eta)
             eta *= 4
         return math.inf
+
+
+def proves_below(layer: Convolution, axes: tuple[Axis, ...], norm: float, work: Work) -> bool:
+    """Whether a layer at one input size was proved to have at most that norm, which is told and not searched for."""
+    lifted = LiftedLayer.of(layer, axes)
+    if lifted.is_zero:
+        return True
+    assert lifted.axes is not None
+    target = down(scaled_down(norm, -lifted.exponent) - lifted.lost)
+    for kernel, reduced in zip(lifted.kernels, lifted.reduced, strict=True):
+        if crude_norm(kernel) <= target:
+            continue
+        proof = EmbeddedLayer(kernel, reduced, GramSymbol.within(EMBEDDED, reduced, work), lifted.axes, work)
+        if not any(proof.is_below(target, tol) for tol in TOLD):
+            return False
+    return True
 
 
 def _part(vectors: Tensor, places: tuple[slice, ...]) -> Tensor:
