@@ -14,6 +14,7 @@ from gramcert.arguments import can_be_read
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.gram_filter import lags
 from gramcert.bounds.powers import Powers, positive
+from gramcert.bounds.summed import in_complex, moduli, squared
 from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid
 
 
@@ -37,17 +38,20 @@ def largest_row_sums(
 
 
 class _LargestRowSums(torch.autograd.Function):
-    """Forward in chunks of frequencies. Backward through the frequencies at which some row is largest."""
+    """Forward in chunks of frequencies, in real arithmetic. Backward through the frequency at which each row is largest."""
 
     @staticmethod
     def forward(
         gram: Tensor, q: Tensor, grid: FrequencyGrid, taps: tuple[int, ...], iterations: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         symbol = FilterSymbol(gram, grid, lags(taps))
+        square = None if symbol.is_constant else squared
         sums, logs = q.new_empty(len(grid), *q.shape), q.new_empty(len(grid), q.shape[0])
         for chunk in symbol.chunks:
-            powers = Powers.of(symbol(chunk), iterations, keep=False)
-            sums[chunk], logs[chunk] = _row_sums(powers.last(), q), powers.log
+            powers = Powers.of(symbol.summed(chunk), iterations, keep=False, square=square)
+            size = powers.last().abs() if symbol.is_constant else moduli(powers.last())
+            sums[chunk], logs[chunk] = (size @ q[..., None])[..., 0], powers.log
+        sums /= q
         log = logs.amax(0)
         if iterations > 2:  # before that nothing is scaled
             sums *= torch.exp(2.0**iterations * (logs - log))[..., None]
@@ -69,35 +73,62 @@ class _LargestRowSums(torch.autograd.Function):
         gram, q, log, index = ctx.saved_tensors
         with full_precision(gram):
             symbol = FilterSymbol(gram, ctx.grid, lags(ctx.taps))
-            used = symbol.indices
-            if can_be_read(index):  # otherwise no shape may depend on values
-                used = torch.unique(index)
-            gradient, q_gradient = torch.zeros_like(gram), torch.zeros_like(q)
-            for chunk in used.split(symbol.chunks[0].stop):
-                powers = Powers.of(symbol(chunk), ctx.iterations)
-                last = powers.last()
-                size = _modulus(last)
-                chosen = (index == chunk[:, None, None]).to(grad.dtype) * powers.weights(log)[..., None]
-                slopes = chosen * grad / q  # of s with respect to Σ_j |G_t|_ij q_j
-                sums = (size @ q[..., None])[..., 0]
-                q_gradient = q_gradient + ((size.mT @ slopes[..., None])[..., 0] - slopes * sums / q).sum(0)
-                # C_ij = ½(w_i q_j + w_j q_i)·sgn(P_ij), the Hermitian part of the derivative.
-                outer = slopes[..., None] * q[:, None, :]
-                cotangent = powers.pull_back(last * ((outer + outer.mT) / (2 * positive(size))))
-                gradient = gradient + symbol.adjoint(chunk, cotangent) * powers.growth
-        return gradient, q_gradient, None, None, None
+            # Shapes may depend on values only where these can be read, and what is twice differentiable is simpler.
+            through = _through_rows if can_be_read(index) and not torch.is_grad_enabled() else _through_all
+            return *through(symbol, q, log, index, grad, ctx.iterations), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
         return run_on_each(_LargestRowSums, in_dims, *arguments)
 
 
-def _row_sums(matrix: Tensor, q: Tensor) -> Tensor:
-    return (_modulus(matrix) @ q[..., None])[..., 0] / q
+def _through_all(
+    symbol: FilterSymbol, q: Tensor, log: Tensor, index: Tensor, grad: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to the filter and q, through all frequencies: those of most rows are 0."""
+    gradient, q_gradient = torch.zeros_like(symbol.filters), torch.zeros_like(q)
+    for chunk in symbol.indices.split(symbol.chunks[0].stop):
+        powers = Powers.of(symbol(chunk), iterations)
+        last = powers.last()
+        size = last.abs()
+        chosen = (index == chunk[:, None, None]).to(grad.dtype) * powers.weights(log)[..., None]
+        slopes = chosen * grad / q  # of s with respect to Σ_j |G_t|_ij q_j
+        sums = (size @ q[..., None])[..., 0]
+        q_gradient = q_gradient + ((size.mT @ slopes[..., None])[..., 0] - slopes * sums / q).sum(0)
+        # C_ij = ½(w_i q_j + w_j q_i)·sgn(P_ij), the Hermitian part of the derivative.
+        outer = slopes[..., None] * q[:, None, :]
+        cotangent = powers.pull_back(last * ((outer + outer.mT) / (2 * positive(size))))
+        gradient = gradient + symbol.adjoint(chunk, cotangent) * powers.growth
+    return gradient, q_gradient
 
 
-def _modulus(matrix: Tensor) -> Tensor:
-    """|G| entry by entry. The hypotenuse of contiguous parts is faster, but has no slope at 0."""
-    if torch.is_grad_enabled() or not matrix.is_complex():
-        return matrix.abs()
-    return torch.hypot(matrix.real.contiguous(), matrix.imag.contiguous())
+def _through_rows(
+    symbol: FilterSymbol, q: Tensor, log: Tensor, index: Tensor, grad: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The same through the rows themselves: at each frequency few are largest, so the cotangents have few columns."""
+    groups, rows = q.shape
+    square = None if symbol.is_constant else squared
+    gradient, q_gradient = torch.zeros_like(symbol.filters), torch.zeros_like(q)
+    used, which = torch.unique(index, return_inverse=True)
+    # The rows of a group by frequency, each with its place among those of the same one.
+    which, order = which.sort(dim=1, stable=True)
+    place = torch.arange(rows, device=q.device) - torch.searchsorted(which, which)
+    columns = int(place.max()) + 1
+    units = q.new_zeros(len(used), groups, rows, columns)
+    units[which, torch.arange(groups, device=q.device)[:, None], order, place] = 1
+    for chunk in symbol.indices[: len(used)].split(symbol.chunks[0].stop):
+        powers = Powers.of(symbol.summed(used[chunk]), iterations, square=square)
+        powers = powers if symbol.is_constant else in_complex(powers)
+        unit = units[chunk]
+        left = unit.to(powers.iterates[0].dtype)
+        last = powers.times(left)  # the columns of Ĝ_t, conjugates of its rows
+        size = last.abs()
+        weights = q[:, None, :]
+        slopes = (grad / q * powers.weights(log)[..., None])[..., None, :] @ unit  # (..., 1, columns)
+        shares = (weights @ size) / positive(weights @ unit)
+        q_gradient += ((size - unit * shares) @ slopes.mT)[..., 0].sum(0)
+        # C = Σ ½ w_i (e_i c_i* + c_i e_i*) with c_j = q_j·sgn(P_ji).
+        right = last * (weights.mT * slopes / (2 * positive(size)))
+        gradient += symbol.adjoint(used[chunk], powers.pull_back_pair(left, right)) * powers.growth
+    return gradient, q_gradient
+

@@ -31,7 +31,7 @@ from gramcert.arguments import (
 from gramcert.bounds.autograd import full_precision
 from gramcert.bounds.gram_filter import gram_filter, unit_rows
 from gramcert.bounds.powers import positive
-from gramcert.bounds.transfer import sampling_factor
+from gramcert.bounds.transfer import every_size_grid
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import Convolution, as_convolution
 from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
@@ -172,10 +172,16 @@ def _frequencies(
     factor = math.sqrt(every_size_square(layer))
     if form == "spatial":
         return None, factor
-    sizes = tuple(max(1, OVERSAMPLING * (size - 1)) for size in taps)
-    # Half a step makes every frequency of the last axis one of a pair, so that half of them are enough.
-    shifts = (*(0.0,) * (len(sizes) - 1), 0.5 if sizes[-1] > 1 else 0.0)
-    return FrequencyGrid(sizes, shifts), factor * sampling_factor(taps, sizes)
+    grid, missed = every_size_grid(taps, OVERSAMPLING, shifted=True)
+    return grid, factor * missed
+
+
+def smaller_side(layer: Convolution) -> Side:
+    """The side with the smaller Gram matrices, which counts the phases of strides; the input if they are equal."""
+    outputs, inputs = reduced_kernels(grouped_kernels(layer), layer.stride, layer.dilation).shape[1:3]
+    if layer.transposed:  # whose kernel is that of its adjoint
+        outputs, inputs = inputs, outputs
+    return "output" if outputs < inputs else "input"
 
 
 def _finite_quotient(factors: Tensor, scale: Tensor) -> Tensor:
@@ -203,7 +209,7 @@ def _weights(call: str, q: Tensor, channels: int, like: Tensor) -> Tensor:
 
 def largest_entry(call: str, weight: Tensor) -> Tensor:
     """The largest absolute value of a weight, a constant, or 1 if all are 0; what is not finite is an error."""
-    if _is_recorded():
+    if is_recorded():
         raise RuntimeError(
             f"{call}: its weight is computed anew in each call, which ONNX and TorchScript cannot record; "
             "use gramcert.nn.export(model) first"
@@ -215,7 +221,7 @@ def largest_entry(call: str, weight: Tensor) -> Tensor:
     return positive(largest)
 
 
-def _is_recorded() -> bool:
+def is_recorded() -> bool:
     """Whether torch.jit.trace or torch.onnx.export is at work.
 
     Not by ``torch.onnx.is_in_onnx_export``, which imports all of the exporter, and is false while torch.compile traces.
