@@ -115,7 +115,7 @@ def _filter_values(kernels: Tensor, grid: FrequencyGrid, iterations: int) -> Ten
     scaled, lengths = unit_rows(wide)
     symbol = FilterSymbol(gram_filter(scaled), grid, lags(kernels.shape[3:]))
     values = kernels.new_empty(len(grid), kernels.shape[0])
-    for chunk in symbol.chunks:
+    for chunk in symbol.real_chunks:
         powers = Powers.of(
             symbol.summed(chunk), iterations, keep=False, square=None if symbol.is_constant else squared
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 from gramcert.arguments import can_be_read
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.powers import positive
+from gramcert.bounds.symmetric import symmetric_product
 from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid, InverseTransform, kept_table
 
 # Pairs of rows and taps up to this number are multiplied in one product: two operations, no loop.
@@ -35,7 +36,7 @@ def unit_rows(kernels: Tensor) -> tuple[Tensor, Tensor]:
 
     G is then moderate, and the mean over all frequencies of its largest diagonal entry at least 1.
     """
-    lengths = kernels.detach().flatten(2).square().sum(2).sqrt()
+    lengths: Tensor = torch.linalg.vector_norm(kernels.detach().flatten(2), dim=2)
     return kernels / positive(lengths.amax(1)).reshape(-1, *(1,) * (kernels.dim() - 1)), lengths
 
 
@@ -102,7 +103,7 @@ class _AbsoluteSums(torch.autograd.Function):
 def _correlate(kernels: Tensor) -> Tensor:
     if math.prod(kernels.shape[3:]) == 1:
         matrices = kernels.flatten(2)
-        return torch.matmul(matrices, matrices.mT)[None]
+        return symmetric_product(matrices, matrices.mT)[None]
     if _is_small(kernels):
         return _correlate_at_once(kernels)
     return (_correlate_taps if _has_few_taps(kernels) else _correlate_frequencies)(kernels)

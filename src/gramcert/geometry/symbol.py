@@ -29,6 +29,10 @@ KEPT_LENGTH = 1024
 # Bytes of symbol blocks worked on at a time: few enough to stay in the cache and to reuse freed memory.
 CHUNK_BYTES = 2**21
 
+# The same of real blocks that are squared and read on the way, on a CPU; other devices take what fills them. Of large
+# blocks a few at a time share one pass over the filter.
+REAL_BYTES, DEVICE_BYTES, FEW = 2**18, 2**26, 4
+
 # Large filters: so many frequencies at least, within so many bytes, share one pass over the filter.
 SHARED, SHARED_BYTES = 16, 2**25
 
@@ -133,6 +137,13 @@ class FilterSymbol:
         """Consecutive frequencies whose symbols fit into the cache; of large ones a few."""
         complex_bytes = 2 * self.filters.element_size() * max(self.filters[0].numel(), len(self.filters))
         each = max(1, CHUNK_BYTES // complex_bytes, min(SHARED, SHARED_BYTES // complex_bytes))
+        return [slice(start, start + each) for start in range(0, len(self._grid), each)]
+
+    @property
+    def real_chunks(self) -> list[slice]:
+        """The same for :meth:`summed`."""
+        most = REAL_BYTES if self.filters.device.type == "cpu" else DEVICE_BYTES
+        each = max(FEW, most // (self.filters.element_size() * self.filters[0].numel()))
         return [slice(start, start + each) for start in range(0, len(self._grid), each)]
 
     def __call__(self, chosen: slice | Tensor) -> Tensor:

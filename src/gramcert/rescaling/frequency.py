@@ -14,7 +14,7 @@ from gramcert.arguments import can_be_read
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.gram_filter import lags
 from gramcert.bounds.powers import Powers, positive
-from gramcert.bounds.summed import in_complex, moduli, squared
+from gramcert.bounds.summed import moduli, squared
 from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid
 
 
@@ -47,7 +47,7 @@ class _LargestRowSums(torch.autograd.Function):
         symbol = FilterSymbol(gram, grid, lags(taps))
         square = None if symbol.is_constant else squared
         sums, logs = q.new_empty(len(grid), *q.shape), q.new_empty(len(grid), q.shape[0])
-        for chunk in symbol.chunks:
+        for chunk in symbol.real_chunks:
             powers = Powers.of(symbol.summed(chunk), iterations, keep=False, square=square)
             size = powers.last().abs() if symbol.is_constant else moduli(powers.last())
             sums[chunk], logs[chunk] = (size @ q[..., None])[..., 0], powers.log
@@ -107,28 +107,30 @@ def _through_rows(
 ) -> tuple[Tensor, Tensor]:
     """The same through the rows themselves: at each frequency few are largest, so the cotangents have few columns."""
     groups, rows = q.shape
-    square = None if symbol.is_constant else squared
     gradient, q_gradient = torch.zeros_like(symbol.filters), torch.zeros_like(q)
-    used, which = torch.unique(index, return_inverse=True)
-    # The rows of a group by frequency, each with its place among those of the same one.
+    used, which, counts = torch.unique(index, return_inverse=True, return_counts=True)
+    # Frequencies with many rows first: those of a chunk get as many columns as the first one needs.
+    rank = counts.argsort(descending=True)
+    used, which = used[rank], rank.argsort()[which]
+    # The rows of each group by frequency, each with its place among those of the same one.
     which, order = which.sort(dim=1, stable=True)
     place = torch.arange(rows, device=q.device) - torch.searchsorted(which, which)
-    columns = int(place.max()) + 1
-    units = q.new_zeros(len(used), groups, rows, columns)
-    units[which, torch.arange(groups, device=q.device)[:, None], order, place] = 1
-    for chunk in symbol.indices[: len(used)].split(symbol.chunks[0].stop):
-        powers = Powers.of(symbol.summed(used[chunk]), iterations, square=square)
-        powers = powers if symbol.is_constant else in_complex(powers)
-        unit = units[chunk]
+    group = torch.arange(groups, device=q.device)[:, None].expand_as(which)
+    weights, slopes_of_rows = q[:, None, :], (grad / q)[:, None, :]
+    for chunk in symbol.indices[: len(used)].split(symbol.real_chunks[0].stop):
+        first = int(chunk[0])
+        inside = (which >= first) & (which < first + len(chunk))
+        columns = int(place[inside].max()) + 1
+        unit = q.new_zeros(len(chunk), groups, rows, columns)
+        unit[which[inside] - first, group[inside], order[inside], place[inside]] = 1
+        powers = Powers.of(symbol(used[chunk]), iterations)
         left = unit.to(powers.iterates[0].dtype)
         last = powers.times(left)  # the columns of Ĝ_t, conjugates of its rows
         size = last.abs()
-        weights = q[:, None, :]
-        slopes = (grad / q * powers.weights(log)[..., None])[..., None, :] @ unit  # (..., 1, columns)
+        slopes = (slopes_of_rows @ unit) * powers.weights(log)[..., None, None]  # (..., 1, columns)
         shares = (weights @ size) / positive(weights @ unit)
         q_gradient += ((size - unit * shares) @ slopes.mT)[..., 0].sum(0)
         # C = Σ ½ w_i (e_i c_i* + c_i e_i*) with c_j = q_j·sgn(P_ji).
         right = last * (weights.mT * slopes / (2 * positive(size)))
         gradient += symbol.adjoint(used[chunk], powers.pull_back_pair(left, right)) * powers.growth
     return gradient, q_gradient
-

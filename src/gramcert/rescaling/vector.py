@@ -37,8 +37,8 @@ from gramcert.geometry.convolution import Convolution, as_convolution
 from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
 from gramcert.geometry.symbol import FrequencyGrid
 from gramcert.rescaling.frequency import largest_row_sums
+from gramcert.rescaling.matrices import matrix_row_sums
 from gramcert.rescaling.spatial import filter_sums
-from gramcert.rescaling.tall import tall_row_sums
 
 Form = Literal["spatial", "frequency"]
 Side = Literal["input", "output"]
@@ -144,18 +144,14 @@ def convolution_rescaling(
 def _root_sums(kernels: Tensor, q: Tensor | None, grid: FrequencyGrid | None, iterations: int, call: str) -> Tensor:
     """1/R for the rows of each group, 0 where all weights of a row are 0; a grid of ``None`` is the spatial form."""
     taps = tuple(kernels.shape[3:])
-    rows, columns = kernels.shape[1:3]
     scaled, lengths = unit_rows(kernels)
-    ones = q is None
-    q = kernels.new_ones(kernels.shape[:2]) if q is None else q
     if math.prod(taps) == 1:  # the same at all frequencies
-        grid = FrequencyGrid.unshifted(taps)
-    if math.prod(taps) == 1 and rows > columns:
-        sums, log = tall_row_sums(scaled.flatten(2), q, iterations)
+        sums, log = matrix_row_sums(scaled.flatten(2), q, iterations)
     elif grid is None:
         sizes, log = filter_sums(scaled, iterations, call)
-        sums = sizes.sum(-1) if ones else (sizes @ q[..., None])[..., 0] / q
+        sums = sizes.sum(-1) if q is None else (sizes @ q[..., None])[..., 0] / q
     else:
+        q = kernels.new_ones(kernels.shape[:2]) if q is None else q
         sums, log = largest_row_sums(gram_filter(scaled), q, grid, taps, iterations)
     roots = sums.clamp_min(SMALLEST_SUM[sums.dtype]) ** (2.0**-iterations)
     return torch.where(lengths == 0, 0.0, roots * (lengths.amax(1) * torch.exp(log))[:, None])
