@@ -15,7 +15,7 @@ from gramcert.bounds.powers import positive
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import LAYERS, Convolution, as_convolution
 from gramcert.rescaling.once import Once
-from gramcert.rescaling.vector import Form, Side, check_choice, convolution_rescaling, largest_entry, smaller_side
+from gramcert.rescaling.vector import Form, Side, check_choice, convolution_rescaling, moderate, smaller_side
 
 
 def spectral_rescaling(
@@ -29,8 +29,8 @@ def spectral_rescaling(
 ) -> nn.Module:
     """Multiply the channels of a layer, inputs or outputs, by factors that bring its spectral norm to at most 1.
 
-    Without arguments, what costs least for factors as tight as the paper's: two iterations of the frequency form, on the
-    side with fewer channels, those of all phases of a stride counted.
+    Without arguments, what costs least for factors about as tight as the paper's: two iterations of the frequency form,
+    on the side with fewer channels, those of all phases of a stride counted.
 
     Args:
         module: ``nn.Linear``, ``nn.Conv1d/2d/3d`` or ``nn.ConvTranspose1d/2d/3d``, with any geometry.
@@ -147,7 +147,7 @@ class SpectralRescaling(nn.Module):
         return self._once(self._rescaled, weight)
 
     def _rescaled(self, weight: Tensor) -> Tensor:
-        full = _moderate(self.geometry.call, weight)
+        full, _ = moderate(self.geometry.call, widened(weight))
         layer = self.geometry.describe(full)
         factors = convolution_rescaling(
             layer,
@@ -184,7 +184,7 @@ class SpectralNorm(nn.Module):
         return self._once(self._normalised, weight)
 
     def _normalised(self, weight: Tensor) -> Tensor:
-        full = _moderate(self.geometry.call, weight)
+        full, _ = moderate(self.geometry.call, widened(weight))
         layer, size = self.geometry.describe(full), self.geometry.input_size
         norm = quick_norm(layer, size) if self.iterations is None else norm2(layer, size, self.iterations)
         return (full / positive(norm)).to(weight.dtype)
@@ -204,12 +204,6 @@ def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor, side: Si
     shape = (1, -1) if (side == "input") != layer.transposed else (-1, 1)
     grouped = weight.reshape(layer.groups, -1, *weight.shape[1:])
     return (grouped * factors.reshape(layer.groups, *shape, *(1,) * (weight.dim() - 2))).reshape(weight.shape)
-
-
-def _moderate(call: str, weight: Tensor) -> Tensor:
-    """The weight divided by its largest entry, in float32 or better."""
-    full = widened(weight)
-    return full / largest_entry(call, full)
 
 
 def _register(module: nn.Module, name: str, map_: nn.Module) -> nn.Module:

@@ -110,15 +110,13 @@ def _symbol_values(kernels: Tensor, grid: FrequencyGrid, iterations: int) -> Ten
 
 
 def _filter_values(kernels: Tensor, grid: FrequencyGrid, iterations: int) -> Tensor:
-    """The same from the filter of the smaller Gram matrix, in real arithmetic: no symbols E, half of the work to square."""
+    """The same from the filter of the smaller Gram matrix, in real arithmetic: no E, half the work to square."""
     wide = kernels if kernels.shape[1] <= kernels.shape[2] else kernels.transpose(1, 2)
     scaled, lengths = unit_rows(wide)
     symbol = FilterSymbol(gram_filter(scaled), grid, lags(kernels.shape[3:]))
     values = kernels.new_empty(len(grid), kernels.shape[0])
     for chunk in symbol.real_chunks:
-        powers = Powers.of(
-            symbol.summed(chunk), iterations, keep=False, square=None if symbol.is_constant else squared
-        )
+        powers = Powers.of(symbol.summed(chunk), iterations, keep=False, square=None if symbol.is_constant else squared)
         reading = torch.linalg.vector_norm(powers.last(), dim=(-2, -1))
         values[chunk] = torch.exp(powers.log + 2.0**-iterations * torch.log(reading))
     return values * lengths.amax(1)

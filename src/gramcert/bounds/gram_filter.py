@@ -11,14 +11,14 @@ from torch import Tensor
 from gramcert.arguments import can_be_read
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.powers import positive
-from gramcert.bounds.symmetric import symmetric_product
+from gramcert.bounds.symmetric import product, symmetric_product
 from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid, InverseTransform, kept_table
 
 # Pairs of rows and taps up to this number are multiplied in one product: two operations, no loop.
 MOST_ENTRIES = 2**18
 
-# Kernels with at most so many taps are correlated tap by tap, whatever their size: 10 of the 16 products of 2×2 taps, all
-# of them real, where the smallest grid of frequencies would have 6 complex ones, four times the work each.
+# Kernels with at most so many taps are correlated tap by tap, whatever their size: 10 of the 16 products of 2×2 taps,
+# all real, where the smallest grid of frequencies would have 6 complex ones, four times the work each.
 FEW_TAPS = 4
 
 
@@ -36,8 +36,14 @@ def unit_rows(kernels: Tensor) -> tuple[Tensor, Tensor]:
 
     G is then moderate, and the mean over all frequencies of its largest diagonal entry at least 1.
     """
-    lengths: Tensor = torch.linalg.vector_norm(kernels.detach().flatten(2), dim=2)
+    lengths = row_lengths(kernels)
     return kernels / positive(lengths.amax(1)).reshape(-1, *(1,) * (kernels.dim() - 1)), lengths
+
+
+def row_lengths(kernels: Tensor) -> Tensor:
+    """The length of each row of each group, a constant."""
+    lengths: Tensor = torch.linalg.vector_norm(kernels.detach().flatten(2), dim=2)
+    return lengths
 
 
 def lags(taps: Sequence[int]) -> list[range]:
@@ -112,7 +118,7 @@ def _correlate(kernels: Tensor) -> Tensor:
 def _apply(filters: Tensor, kernels: Tensor) -> Tensor:
     """Σ_b S[a - b]·K[b] for each tap a, for filters with S[-x] = S[x]ᵀ."""
     if len(filters) == 1:
-        return torch.matmul(filters[0], kernels.flatten(2)).reshape(kernels.shape)
+        return product(filters[0], kernels.flatten(2)).reshape(kernels.shape)
     by_taps = _is_small(kernels) or _has_few_taps(kernels)
     return (_apply_taps if by_taps else _apply_frequencies)(filters, kernels)
 
@@ -129,7 +135,7 @@ def _correlate_at_once(kernels: Tensor) -> Tensor:
     """All pairs of taps in one product, and sums of those with the same lag."""
     groups, rows, _, *taps = kernels.shape
     count, matrices = math.prod(taps), _stacked_taps(kernels)
-    products = (matrices @ matrices.mT).reshape(groups, count, rows, count, rows).permute(1, 3, 0, 2, 4)
+    products = product(matrices, matrices.mT).reshape(groups, count, rows, count, rows).permute(1, 3, 0, 2, 4)
     result = kernels.new_zeros(math.prod([2 * size - 1 for size in taps]), groups, rows, rows)
     return result.index_add(0, _lags_of_pairs(kernels).flatten(), products.flatten(0, 1))
 
@@ -140,11 +146,11 @@ def _correlate_taps(kernels: Tensor) -> Tensor:
     matrices, places = _stacked_taps(kernels), _places_of_pairs(tuple(taps))
     result = kernels.new_zeros(math.prod([2 * size - 1 for size in taps]), groups, rows, rows)
     for tap in range(len(places)):
-        products = matrices[:, tap * rows :] @ matrices[:, tap * rows : (tap + 1) * rows].mT
-        for other, product in enumerate(products.split(rows, 1), tap):
-            result[places[other][tap]] += product
+        products = product(matrices[:, tap * rows :], matrices[:, tap * rows : (tap + 1) * rows].mT)
+        for other, part in enumerate(products.split(rows, 1), tap):
+            result[places[other][tap]] += part
             if other > tap:
-                result[places[tap][other]] += product.mT
+                result[places[tap][other]] += part.mT
     return result
 
 
@@ -154,7 +160,7 @@ def _apply_taps(filters: Tensor, kernels: Tensor) -> Tensor:
     count = math.prod(taps)
     blocks = filters[_lags_of_pairs(kernels)]
     operator = blocks.permute(2, 0, 3, 1, 4).reshape(groups, count * rows, count * rows)
-    products = (operator @ _stacked_taps(kernels)).reshape(groups, count, rows, columns)
+    products = product(operator, _stacked_taps(kernels)).reshape(groups, count, rows, columns)
     return products.permute(0, 2, 3, 1).reshape(kernels.shape)
 
 

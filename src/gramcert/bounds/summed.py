@@ -1,8 +1,8 @@
 r"""Hermitian matrices in real arithmetic: G = A + iB as the real matrix M = A + B.
 
 A is symmetric and B antisymmetric, so M holds both. G² = (A² - B²) + i(AB + BA) becomes M·A + Mᵀ·B: two real products,
-where a complex one is worth four. ‖G‖_F = ‖M‖_F, and the diagonal is the same. This is the Hartley transform in place of
-the Fourier transform.
+where a complex one is worth four. ‖G‖_F = ‖M‖_F, and the diagonal is the same. On a grid this is the Hartley transform
+in place of the Fourier transform.
 """
 
 import math
@@ -23,4 +23,3 @@ def squared(summed: Tensor) -> Tensor:
 def moduli(summed: Tensor) -> Tensor:
     """|G| entry by entry. By the hypotenuse, as squares of small entries would vanish."""
     return torch.hypot(summed, summed.mT.contiguous()).mul_(math.sqrt(0.5))
-

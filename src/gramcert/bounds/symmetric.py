@@ -1,4 +1,4 @@
-"""Products of real matrices that are symmetric, and their gradients, without the half that is known."""
+"""Batched products of real matrices; those that are symmetric, and their gradients, without the half that is known."""
 
 from typing import Any
 
@@ -11,14 +11,19 @@ from gramcert.bounds.autograd import full_precision, run, run_on_each
 LEAST_ORDER, BLOCKS = 512, 4
 
 
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left·right of batches. One alone is no batch: as such torch shares it badly among threads."""
+    return (left[0] @ right[0])[None] if len(left) == 1 else left @ right
+
+
 def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
     """left·right, where that is symmetric, from 5/8 of the work: the blocks of rows up to their diagonal."""
     order = left.shape[-2]
     if order < LEAST_ORDER or torch.is_grad_enabled():  # what is differentiated further is left to torch
-        return left @ right
+        return product(left, right)
     result, each = left.new_empty(*left.shape[:-1], order), -(-order // BLOCKS)
     for first in range(0, order, each):
-        block = left[..., first : first + each, :] @ right[..., : first + each]
+        block = product(left[..., first : first + each, :], right[..., : first + each])
         result[..., first : first + each, : first + each] = block
         result[..., :first, first : first + each] = block[..., :first].mT
     return result
@@ -44,7 +49,7 @@ class _SymmetricSquare(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (matrix,) = ctx.saved_tensors
         with full_precision(matrix):
-            half = ((grad + grad.mT) / 2) @ matrix
+            half = product((grad + grad.mT) / 2, matrix)
             return half + half.mT
 
     @staticmethod

@@ -57,7 +57,7 @@ def sampling_factor(kernel_size: Sizes, grid_size: Sizes) -> float:
 def every_size_grid(taps: tuple[int, ...], oversampling: int, *, shifted: bool) -> tuple[FrequencyGrid, float]:
     """A grid with so many frequencies per tap interval, and its :func:`sampling_factor`.
 
-    Shifted by half a step along the last axis every frequency is one of a pair, so that exactly half of them are enough.
+    Shifted by half a step along the last axis every frequency is one of a pair, so that exactly half of them do.
     """
     sizes = tuple(max(1, oversampling * (size - 1)) for size in taps)
     shift = 0.5 if shifted and sizes[-1] > 1 else 0.0

@@ -38,7 +38,7 @@ def largest_row_sums(
 
 
 class _LargestRowSums(torch.autograd.Function):
-    """Forward in chunks of frequencies, in real arithmetic. Backward through the frequency at which each row is largest."""
+    """Forward in chunks of frequencies, in real arithmetic. Backward through those where some row is largest."""
 
     @staticmethod
     def forward(

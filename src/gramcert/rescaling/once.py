@@ -2,8 +2,8 @@
 
 What is kept is known by its values, compared entry by entry: versions do not see what is written to ``parameter.data``,
 and a comparison is one pass over the memory. Gradients pass through one node for all uses, so that a backward pass
-through several of them computes them once. That node keeps the graph of the computation for itself, and so may be passed
-again, as after computations that are not shared. Whoever uses the result gets a copy, which may be overwritten.
+through several of them computes them once. That node keeps the graph of the computation for itself, and so may be
+passed again, as after computations that are not shared. Whoever uses the result gets a copy, which may be overwritten.
 """
 
 import weakref
@@ -49,14 +49,14 @@ class Once:
 
     def __call__(self, compute: Compute, *inputs: Tensor) -> Tensor:
         """``compute(*inputs)``, or a copy of what it was for the same values."""
-        if _is_watched() or not all([_may_be_kept(each) for each in inputs]):
+        if _is_watched() or not all(_may_be_kept(each) for each in inputs):
             return compute(*inputs)
         with_graph = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
         kept = self._kept
         if kept is None or not kept.is_of(inputs, with_graph=with_graph):
             if torch.is_inference_mode_enabled():  # such results cannot be trained with later
                 return compute(*inputs)
-            result: Tensor = _Shared.apply(compute, *inputs) if with_graph else compute(*inputs)
+            result = _shared(compute, *inputs) if with_graph else compute(*inputs)
             values = [each.detach().clone() for each in inputs]
             kept = self._kept = _Kept([weakref.ref(each) for each in inputs], _versions(inputs), values, result)
         return kept.result.clone() if with_graph else kept.result.detach().clone()
@@ -93,6 +93,11 @@ class _Shared(torch.autograd.Function):
         wanted = [each for each in leaves if each.requires_grad]
         found = iter(torch.autograd.grad(result, wanted, grad, retain_graph=True, create_graph=again))
         return None, *(next(found) if each.requires_grad else None for each in leaves)
+
+
+def _shared(compute: Compute, *inputs: Tensor) -> Tensor:
+    result: Tensor = _Shared.apply(compute, *inputs)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _is_watched() -> bool:
