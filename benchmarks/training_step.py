@@ -4,7 +4,8 @@ Seconds of a step and of the rescaling alone (forward and backward), and floatin
 docs/scale.md reckons the cost of whole trainings. The rescalings are timed in turn within each round; seconds are
 medians over the rounds, ratios medians of the ratios within each round, which a machine that slows down leaves alone.
 The published networks are built anew every time, as four of them would not fit into memory. With a checkout of an older
-commit, one rescaling (--rescaling) is timed by both in turn, each in a process of its own.
+commit, one rescaling (--rescaling) is timed by both in turn, each in a process of its own; --only-r leaves out the
+steps, which take 14 GB for S.
 """
 
 import argparse
@@ -45,11 +46,13 @@ together = getattr(gramcert.nn, "together", lambda model: contextlib.nullcontext
 class Trained:
     """A network on random images."""
 
-    def __init__(self, size, rescaling):
+    def __init__(self, size, rescaling, only_r=False):
+        self.only_r = only_r
         self.model = build(configuration(size, rescaling), (3, 32, 32), 10)
         self.optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
         self.images, self.labels = torch.rand(BATCH[size], 3, 32, 32), torch.randint(10, (BATCH[size],))
-        self.step()  # the first warms up
+        if not only_r:
+            self.step()  # the first warms up
 
     def step(self):
         """Forward, backward, Adam."""
@@ -71,7 +74,7 @@ class Trained:
         torch.autograd.backward(weights, [torch.ones_like(weight) for weight in weights])
 
     def times(self):
-        return timed(self.step), timed(self.rescale)
+        return timed(self.rescale if self.only_r else self.step), timed(self.rescale)
 
 
 def timed(work):
@@ -83,9 +86,9 @@ def timed(work):
 class Elsewhere:
     """The steps of a checkout, in a process that makes one when it is told to."""
 
-    def __init__(self, checkout, size, rescaling):
+    def __init__(self, checkout, size, rescaling, only_r):
         environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-        command = [sys.executable, __file__, "--serve", size, rescaling]
+        command = [sys.executable, __file__, "--serve", size, rescaling, *(["r"] if only_r else [])]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=environment, **pipes)
 
@@ -99,17 +102,17 @@ class Elsewhere:
         self.process.wait()
 
 
-def serve(size, name):
-    network = Trained(size, next(r for r in RESCALINGS if r.name == name))
+def serve(size, name, *only_r):
+    network = Trained(size, next(r for r in RESCALINGS if r.name == name), bool(only_r))
     network.times()
     for _ in sys.stdin:
         print(json.dumps(network.times()), flush=True)
 
 
-def compare(size, rescaling, rounds, before):
+def compare(size, rescaling, rounds, before, only_r):
     """Both commits in turn."""
     checkouts = {"before": before, "now": Path(gramcert.__file__).parents[2]}
-    sides = {name: Elsewhere(path, size, rescaling) for name, path in checkouts.items()}
+    sides = {name: Elsewhere(path, size, rescaling, only_r) for name, path in checkouts.items()}
     found = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -176,10 +179,11 @@ if __name__ == "__main__":
     parser.add_argument("--sizes", nargs="*", default=["nano"], choices=list(BATCH))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--before", type=Path, help="a checkout of an older commit")
+    parser.add_argument("--only-r", action="store_true", help="R alone, in both columns")
     parser.add_argument("--rescaling", default="frequency SR, t = 2", choices=[r.name for r in RESCALINGS])
     arguments = parser.parse_args()
     for size in arguments.sizes:
         if arguments.before:
-            compare(size, arguments.rescaling, arguments.rounds, arguments.before)
+            compare(size, arguments.rescaling, arguments.rounds, arguments.before, arguments.only_r)
             continue
         show(size, measure(size, arguments.rounds))

@@ -148,24 +148,25 @@ class FilterSymbol:
 
     def __call__(self, chosen: slice | Tensor) -> Tensor:
         """The symbol at the chosen indices: (frequencies, ...)."""
-        twiddles, rows = self._twiddles(chosen), self.filters.flatten(1)
+        twiddles, rows = self.twiddles(chosen), self.filters.flatten(1)
         real = twiddles.real @ rows
         blocks = real if self.is_constant else torch.complex(real, twiddles.imag @ rows)
         return blocks.reshape(-1, *self.filters.shape[1:])
 
     def summed(self, chosen: slice | Tensor) -> Tensor:
         """The sum of the real and the imaginary part: of a Hermitian symbol all there is to know, in real numbers."""
-        twiddles = self._twiddles(chosen)
+        twiddles = self.twiddles(chosen)
         waves = twiddles.real if self.is_constant else twiddles.real + twiddles.imag
         return (waves @ self.filters.flatten(1)).reshape(-1, *self.filters.shape[1:])
 
     def adjoint(self, chosen: slice | Tensor, blocks: Tensor) -> Tensor:
         """From cotangents of the symbol at the chosen indices to that of the filter."""
-        twiddles = self._twiddles(chosen)
+        twiddles = self.twiddles(chosen)
         rows = (twiddles.real if self.is_constant else twiddles).mH @ blocks.flatten(1)
         return torch.real(rows).reshape(self.filters.shape)
 
-    def _twiddles(self, chosen: slice | Tensor) -> Tensor:
+    def twiddles(self, chosen: slice | Tensor) -> Tensor:
+        """The table of e^(-ix·ω): a row per frequency, a column per place."""
         return self._grid.twiddles(self.indices[chosen], self._tables) if self._whole is None else self._whole[chosen]
 
 

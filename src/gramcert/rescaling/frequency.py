@@ -17,6 +17,9 @@ from gramcert.bounds.powers import Powers, positive
 from gramcert.bounds.summed import moduli, squared
 from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid
 
+# Up to so many entries there is a matrix for each row in the backward pass, whatever the frequencies are.
+MOST_ENTRIES = 2**20
+
 
 def largest_row_sums(
     gram: Tensor, q: Tensor, grid: FrequencyGrid, taps: tuple[int, ...], iterations: int
@@ -45,12 +48,10 @@ class _LargestRowSums(torch.autograd.Function):
         gram: Tensor, q: Tensor, grid: FrequencyGrid, taps: tuple[int, ...], iterations: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         symbol = FilterSymbol(gram, grid, lags(taps))
-        square = None if symbol.is_constant else squared
         sums, logs = q.new_empty(len(grid), *q.shape), q.new_empty(len(grid), q.shape[0])
         for chunk in symbol.real_chunks:
-            powers = Powers.of(symbol.summed(chunk), iterations, keep=False, square=square)
-            size = powers.last().abs() if symbol.is_constant else moduli(powers.last())
-            sums[chunk], logs[chunk] = (size @ q[..., None])[..., 0], powers.log
+            powers = Powers.of(symbol.summed(chunk), iterations, keep=False, square=squared)
+            sums[chunk], logs[chunk] = (moduli(powers.last()) @ q[..., None])[..., 0], powers.log
         sums /= q
         log = logs.amax(0)
         if iterations > 2:  # before that nothing is scaled
@@ -74,7 +75,8 @@ class _LargestRowSums(torch.autograd.Function):
         with full_precision(gram):
             symbol = FilterSymbol(gram, ctx.grid, lags(ctx.taps))
             # Shapes may depend on values only where these can be read, and what is twice differentiable is simpler.
-            through = _through_rows if can_be_read(index) and not torch.is_grad_enabled() else _through_all
+            by_rows = can_be_read(index) and not torch.is_grad_enabled()
+            through = _through_each if _is_small(q) else _through_rows if by_rows else _through_all
             return *through(symbol, q, log, index, grad, ctx.iterations), None, None, None
 
     @staticmethod
@@ -82,10 +84,36 @@ class _LargestRowSums(torch.autograd.Function):
         return run_on_each(_LargestRowSums, in_dims, *arguments)
 
 
+def _is_small(q: Tensor) -> bool:
+    return q.numel() * q.shape[1] ** 2 <= MOST_ENTRIES
+
+
+def _through_each(
+    symbol: FilterSymbol, q: Tensor, log: Tensor, index: Tensor, grad: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to the filter and q, with a matrix for each row, that of its own frequency."""
+    groups, rows = q.shape
+    waves = symbol.twiddles(index.flatten()).reshape(groups, rows, -1)
+    filters = symbol.filters.flatten(2).transpose(0, 1)
+    blocks = torch.complex(waves.real @ filters, waves.imag @ filters).reshape(groups, rows, rows, rows)
+    powers = Powers.of(blocks, iterations)
+    unit = torch.eye(rows, dtype=blocks.dtype, device=blocks.device).expand(groups, -1, -1)[..., None]
+    last = powers.times(unit)  # the column of Ĝ_t, conjugate of the row
+    size = last[..., 0].abs()
+    slopes = grad / q * powers.weights(log[:, None])
+    sums = (size @ q[..., None])[..., 0]
+    q_gradient = (slopes[:, None, :] @ size)[:, 0] - slopes * sums / q
+    # C = ½ w_i (e_i c_i* + c_i e_i*) with c_j = q_j·sgn(P_ji).
+    right = last * (q[:, None, :] * slopes[..., None] / (2 * positive(size)))[..., None]
+    pulled = powers.pull_back_pair(unit, right).flatten(2)
+    gradient = torch.real(waves.mH @ pulled) * powers.growth
+    return gradient.transpose(0, 1).reshape(symbol.filters.shape), q_gradient
+
+
 def _through_all(
     symbol: FilterSymbol, q: Tensor, log: Tensor, index: Tensor, grad: Tensor, iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradients with respect to the filter and q, through all frequencies: those of most rows are 0."""
+    """The same through all frequencies, where the gradients of most rows are 0."""
     gradient, q_gradient = torch.zeros_like(symbol.filters), torch.zeros_like(q)
     for chunk in symbol.indices.split(symbol.chunks[0].stop):
         powers = Powers.of(symbol(chunk), iterations)
