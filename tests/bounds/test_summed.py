@@ -33,6 +33,7 @@ def test_symmetric_products_in_blocks(groups, monkeypatch):
     torch.manual_seed(0)
     matrix = torch.randn(groups, 11, 7, dtype=torch.float64)
     monkeypatch.setattr(symmetric, "LEAST_ORDER", 2)
+    monkeypatch.setattr(symmetric, "BLOCK", 4)
     with torch.no_grad():
         found = symmetric.symmetric_product(matrix, matrix.mT)
         torch.testing.assert_close(found, matrix @ matrix.mT, rtol=TINY, atol=TINY)

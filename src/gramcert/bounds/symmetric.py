@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 
-# From this order on the lower triangle is computed in so many blocks: less is work than the products gain.
-LEAST_ORDER, BLOCKS = 512, 4
+# From this order on the lower triangle is computed in blocks of so many rows: fewer make products slow.
+LEAST_ORDER, BLOCK = 512, 256
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -17,15 +17,16 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
-    """left·right, where that is symmetric, from 5/8 of the work: the blocks of rows up to their diagonal."""
+    """left·right, where that is symmetric, from little more than half of the work: blocks of rows up to the diagonal."""
     order = left.shape[-2]
     if order < LEAST_ORDER or torch.is_grad_enabled():  # what is differentiated further is left to torch
         return product(left, right)
-    result, each = left.new_empty(*left.shape[:-1], order), -(-order // BLOCKS)
-    for first in range(0, order, each):
-        block = product(left[..., first : first + each, :], right[..., : first + each])
-        result[..., first : first + each, : first + each] = block
-        result[..., :first, first : first + each] = block[..., :first].mT
+    result = left.new_empty(*left.shape[:-1], order)
+    for first in range(0, order, BLOCK):
+        last = min(first + BLOCK, order)
+        block = product(left[..., first:last, :], right[..., :last])
+        result[..., first:last, :last] = block
+        result[..., :first, first:last] = block[..., :first].mT
     return result
 
 

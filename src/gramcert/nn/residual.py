@@ -31,6 +31,9 @@ Rescaling = Literal["sr", "aol", "sn"]
 # exp of more would be out of the range of float32 after a product; any positive q is valid.
 LARGEST_LOG_Q = 30.0
 
+# Gram matrices up to so many entries are computed at once: larger ones gain nothing, and would all be in memory.
+MOST_TOGETHER = 2**20
+
 # What :func:`together` has computed, for the layers inside it.
 _PREPARED: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
@@ -285,8 +288,9 @@ def together(model: nn.Module) -> Iterator[None]:
     entered = [layer for layers in families.values() for layer in layers]
     try:
         for layers in families.values():
-            for layer, weight in zip(layers, _negative_outer_weights(layers), strict=True):
-                _PREPARED[layer] = weight
+            each = max(1, MOST_TOGETHER // layers[0].weight.shape[0] ** 2)
+            for some in (layers[start : start + each] for start in range(0, len(layers), each)):
+                _PREPARED.update(zip(some, _negative_outer_weights(some), strict=True))
         yield
     finally:
         for layer in entered:
