@@ -17,7 +17,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
-    """left·right, where that is symmetric, from little more than half of the work: blocks of rows up to the diagonal."""
+    """left·right, where that is symmetric, from about half of the work: blocks of rows up to the diagonal."""
     order = left.shape[-2]
     if order < LEAST_ORDER or torch.is_grad_enabled():  # what is differentiated further is left to torch
         return product(left, right)
