@@ -5,7 +5,7 @@ docs/scale.md reckons the cost of whole trainings. The rescalings are timed in t
 medians over the rounds, ratios medians of the ratios within each round, which a machine that slows down leaves alone.
 The published networks are built anew every time, as four of them would not fit into memory. With a checkout of an older
 commit, one rescaling (--rescaling) is timed by both in turn, each in a process of its own; --only-r leaves out the
-steps, which take 14 GB for S.
+steps, whose activations take about 14 GB for S by the reckoning of docs/scale.md.
 """
 
 import argparse
