@@ -10,30 +10,38 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations, widened
-from gramcert.bounds.layer import norm2
+from gramcert.bounds.layer import norm2, quick_norm
 from gramcert.bounds.powers import positive
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import LAYERS, Convolution, as_convolution
-from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling, largest_entry
+from gramcert.rescaling.once import Once
+from gramcert.rescaling.vector import Form, Side, check_choice, convolution_rescaling, moderate, smaller_side
 
 
 def spectral_rescaling(
     module: nn.Module,
     name: str = "weight",
-    iterations: int = 3,
+    iterations: int | None = None,
     *,
-    form: Form = "spatial",
+    form: Form | None = None,
     input_size: Sizes | None = None,
+    side: Side | None = None,
 ) -> nn.Module:
-    """Multiply the input channels of a layer by factors that bring its spectral norm to at most 1.
+    """Multiply the channels of a layer, inputs or outputs, by factors that bring its spectral norm to at most 1.
+
+    Without arguments, what costs least for factors about as tight as the paper's: two iterations of the frequency form,
+    on the side with fewer channels, those of all phases of a stride counted.
 
     Args:
         module: ``nn.Linear``, ``nn.Conv1d/2d/3d`` or ``nn.ConvTranspose1d/2d/3d``, with any geometry.
         name: the parameter.
-        iterations: t; 1 is AOL, larger brings the norm nearer to 1.
+        iterations: t; 1 is AOL, larger brings the norm nearer to 1. ``None`` is 2, or 3 for ``form="spatial"``.
         form: ``"spatial"`` (the paper) or ``"frequency"`` (tighter at the same t); see
-            :func:`gramcert.rescaling.rescaling_vector`.
+            :func:`gramcert.rescaling.rescaling_vector`. ``None`` is ``"frequency"``, but ``"spatial"`` where
+            iterations are given.
         input_size: the one size the layer will be used at, or ``None`` for every size.
+        side: which channels are multiplied, ``"input"`` or ``"output"``. ``None`` is the side with the smaller Gram
+            matrices, but the input where iterations or a form are given.
 
     Returns:
         The module itself.
@@ -45,34 +53,49 @@ def spectral_rescaling(
         >>> gramcert.lipschitz_bound(layer) <= 1 + 1e-6
         True
     """
-    return register_rescaling("spectral_rescaling", module, name, iterations, form, input_size)
+    chosen = (iterations, form, input_size, side)
+    return register_rescaling("spectral_rescaling", module, name, *chosen)
 
 
 def register_rescaling(
-    call: str, module: nn.Module, name: str, iterations: int, form: Form, input_size: Sizes | None
+    call: str,
+    module: nn.Module,
+    name: str,
+    iterations: int | None,
+    form: Form | None,
+    input_size: Sizes | None,
+    side: Side | None,
 ) -> nn.Module:
     """:func:`spectral_rescaling` with the name of the public function or layer for errors."""
-    return _register(module, name, SpectralRescaling(_Geometry(call, module, name, input_size), iterations, form))
+    geometry = _Geometry(call, module, name, input_size)
+    if form is None and iterations is None:
+        form, side = "frequency", side or geometry.smaller_side
+    form = form or "spatial"
+    side = side or "input"
+    iterations = {"frequency": 2}.get(form, 3) if iterations is None else iterations
+    return _register(module, name, SpectralRescaling(geometry, iterations, form, side))
 
 
 def almost_orthogonal(
     module: nn.Module, name: str = "weight", *, form: Form = "spatial", input_size: Sizes | None = None
 ) -> nn.Module:
     """AOL (Prach and Lampert, 2022): :func:`spectral_rescaling` with one iteration."""
-    return register_rescaling("almost_orthogonal", module, name, 1, form, input_size)
+    return register_rescaling("almost_orthogonal", module, name, 1, form, input_size, "input")
 
 
 def spectral_norm(
-    module: nn.Module, name: str = "weight", iterations: int = 6, *, input_size: Sizes | None = None
+    module: nn.Module, name: str = "weight", iterations: int | None = None, *, input_size: Sizes | None = None
 ) -> nn.Module:
-    """Divide the weight of a layer by an upper bound of the layer's spectral norm, :func:`gramcert.norm2`.
+    """Divide the weight of a layer by an upper bound of the layer's spectral norm.
 
     Not by a power iterate, which is a lower bound, nor by the norm of the reshaped kernel, which is another number.
 
     Args:
         module: as for :func:`spectral_rescaling`.
         name: the parameter.
-        iterations: number of Gram products of the bound.
+        iterations: number of Gram products of the bound, which is then :func:`gramcert.norm2`. ``None`` is a bound that
+            suits training, at a tenth of the cost: about 4 % above the norm, 8 % for layers with 256 channels
+            and Gaussian weights, where that of ``iterations=6`` is 1 % above.
         input_size: the one size the layer will be used at, or ``None`` for every size.
     """
     geometry = _Geometry("spectral_norm", module, name, input_size)
@@ -92,6 +115,7 @@ class _Geometry:
         self.fields: dict[str, Any] = {}
         self.input_size: tuple[int, ...] | None = None
         description = as_convolution(call, module)
+        self.smaller_side = smaller_side(description)
         if isinstance(module, nn.Linear):
             if input_size is not None:
                 raise ValueError(f"{call}(input_size={input_size}): Linear has no spatial size, expected None")
@@ -108,18 +132,24 @@ class _Geometry:
 
 
 class SpectralRescaling(nn.Module):
-    """W ↦ W·R with R on the input channels; see :func:`spectral_rescaling`, which makes one for a layer."""
+    """W ↦ W·R or R·W; see :func:`spectral_rescaling`, which makes one for a layer."""
 
-    def __init__(self, geometry: _Geometry, iterations: int, form: Form) -> None:
+    def __init__(self, geometry: _Geometry, iterations: int, form: Form, side: Side) -> None:
         super().__init__()
         self.geometry = geometry
         self.iterations = checked_iterations(geometry.call, iterations, at_least=1)
         check_choice(geometry.call, "form", form, get_args(Form))
+        check_choice(geometry.call, "side", side, get_args(Side))
         self.form: Form = form
+        self.side: Side = side
+        self._once = Once()
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The rescaled weight; R is computed in float32 or better."""
-        full = _moderate(self.geometry.call, weight)
+        """The rescaled weight; R is computed in float32 or better, and once as long as the weight stays the same."""
+        return self._once(self._rescaled, weight)
+
+    def _rescaled(self, weight: Tensor) -> Tensor:
+        full, _ = moderate(self.geometry.call, widened(weight))
         layer = self.geometry.describe(full)
         factors = convolution_rescaling(
             layer,
@@ -127,10 +157,10 @@ class SpectralRescaling(nn.Module):
             q=None,
             form=self.form,
             input_size=self.geometry.input_size,
-            side="input",
+            side=self.side,
             call=self.geometry.call,
         )
-        return scale_channels(layer, full, factors).to(weight.dtype)
+        return scale_channels(layer, full, factors, self.side).to(weight.dtype)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is assigned is the weight before rescaling."""
@@ -139,21 +169,26 @@ class SpectralRescaling(nn.Module):
     def extra_repr(self) -> str:
         """For printing."""
         size = "" if self.geometry.input_size is None else f", input_size={self.geometry.input_size}"
-        return f"iterations={self.iterations}, form={self.form!r}{size}"
+        return f"iterations={self.iterations}, form={self.form!r}, side={self.side!r}{size}"
 
 
 class SpectralNorm(nn.Module):
     """W ↦ W/‖W‖ with an upper bound of the norm; see :func:`spectral_norm`, which makes one for a layer."""
 
-    def __init__(self, geometry: _Geometry, iterations: int) -> None:
+    def __init__(self, geometry: _Geometry, iterations: int | None) -> None:
         super().__init__()
         self.geometry = geometry
-        self.iterations = checked_iterations(geometry.call, iterations)
+        self.iterations = None if iterations is None else checked_iterations(geometry.call, iterations)
+        self._once = Once()
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The normalised weight; zero stays zero."""
-        full = _moderate(self.geometry.call, weight)
-        norm = norm2(self.geometry.describe(full), self.geometry.input_size, self.iterations)
+        """The normalised weight, computed once as long as the weight stays the same; zero stays zero."""
+        return self._once(self._normalised, weight)
+
+    def _normalised(self, weight: Tensor) -> Tensor:
+        full, _ = moderate(self.geometry.call, widened(weight))
+        layer, size = self.geometry.describe(full), self.geometry.input_size
+        norm = quick_norm(layer, size) if self.iterations is None else norm2(layer, size, self.iterations)
         return (full / positive(norm)).to(weight.dtype)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
@@ -166,17 +201,11 @@ class SpectralNorm(nn.Module):
         return f"iterations={self.iterations}{size}"
 
 
-def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor) -> Tensor:
-    """A layer's weight with the input channels multiplied by factors."""
-    shape = (-1, 1) if layer.transposed else (1, -1)
+def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor, side: Side) -> Tensor:
+    """A layer's weight with the channels of one side multiplied by factors."""
+    shape = (1, -1) if (side == "input") != layer.transposed else (-1, 1)
     grouped = weight.reshape(layer.groups, -1, *weight.shape[1:])
     return (grouped * factors.reshape(layer.groups, *shape, *(1,) * (weight.dim() - 2))).reshape(weight.shape)
-
-
-def _moderate(call: str, weight: Tensor) -> Tensor:
-    """The weight divided by its largest entry, in float32 or better."""
-    full = widened(weight)
-    return full / largest_entry(call, full)
 
 
 def _register(module: nn.Module, name: str, map_: nn.Module) -> nn.Module:

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from cases import layers
 from gramcert import Convolution, lipschitz_bound, sampling_factor
+from gramcert.geometry import symbol as symbols
 from gramcert.nn import SRConv2d
+from gramcert.rescaling import frequency as frequency_form
 from gramcert.rescaling import rescaling_vector
 from gramcert.rescaling import spatial as spatial_form
 from reference import dense_norm, literal_rescaling, sigma
@@ -237,6 +239,27 @@ def test_float32_follows_float64(form):
     (exact, slope), (single, single_slope) = results
     torch.testing.assert_close(single, exact, rtol=1e-6, atol=0)
     assert (single_slope - slope).norm() < 1e-4 * slope.norm()
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 5])
+@pytest.mark.parametrize("shape", [(3, 5, 4), (6, 4, 3, 2), (7, 3, 3, 3)])
+def test_gradients_of_the_frequency_form_go_three_ways(shape, iterations, monkeypatch):
+    """A matrix per row, the rows of each frequency, and all frequencies: with q, groups and several chunks."""
+    torch.manual_seed(0)
+    kernel = torch.randn(2 * shape[0], *shape[1:], dtype=torch.float64, requires_grad=True)
+    q = (0.5 + torch.rand(2 * shape[0], dtype=torch.float64)).requires_grad_()
+
+    def gradients(**options):
+        layer = Convolution(kernel, groups=2)
+        factors = rescaling_vector(layer, iterations, q=q, form="frequency", side="output")
+        return torch.autograd.grad((factors * torch.arange(len(q))).sum(), (kernel, q), **options)
+
+    each = gradients()
+    monkeypatch.setattr(frequency_form, "MOST_ENTRIES", 0)
+    monkeypatch.setattr(symbols, "REAL_BYTES", 0)
+    for other in (gradients(), gradients(create_graph=True)):
+        for found, expected in zip(other, each, strict=True):
+            torch.testing.assert_close(found.detach(), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_iterates_that_are_not_kept_are_computed_again(monkeypatch):

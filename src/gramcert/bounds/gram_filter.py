@@ -1,23 +1,25 @@
 """The filter of the Gram matrix G(ω) = E(ω)E(ω)* of a kernel: the correlation of its rows with each other."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gramcert.arguments import can_be_read
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.powers import positive
-from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid, InverseTransform
+from gramcert.bounds.symmetric import product, symmetric_product
+from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid, InverseTransform, kept_table
 
-# Kernels with at most so many entries are correlated by torch's convolution, on a CPU: one operation. Others on a grid
-# of frequencies: less work, and only matrix products, as a GPU may round the factors of a convolution to 10 bits.
-MOST_ENTRIES = 2**16
+# Pairs of rows and taps up to this number are multiplied in one product: two operations, no loop.
+MOST_ENTRIES = 2**18
 
-_CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
+# Kernels with at most so many taps are correlated tap by tap, whatever their size: 10 of the 16 products of 2×2 taps,
+# all real, where the smallest grid of frequencies would have 6 complex ones, four times the work each.
+FEW_TAPS = 4
 
 
 def gram_filter(kernels: Tensor) -> Tensor:
@@ -34,8 +36,14 @@ def unit_rows(kernels: Tensor) -> tuple[Tensor, Tensor]:
 
     G is then moderate, and the mean over all frequencies of its largest diagonal entry at least 1.
     """
-    lengths = kernels.detach().flatten(2).square().sum(2).sqrt()
+    lengths = row_lengths(kernels)
     return kernels / positive(lengths.amax(1)).reshape(-1, *(1,) * (kernels.dim() - 1)), lengths
+
+
+def row_lengths(kernels: Tensor) -> Tensor:
+    """The length of each row of each group, a constant."""
+    lengths: Tensor = torch.linalg.vector_norm(kernels.detach().flatten(2), dim=2)
+    return lengths
 
 
 def lags(taps: Sequence[int]) -> list[range]:
@@ -101,36 +109,83 @@ class _AbsoluteSums(torch.autograd.Function):
 def _correlate(kernels: Tensor) -> Tensor:
     if math.prod(kernels.shape[3:]) == 1:
         matrices = kernels.flatten(2)
-        return torch.matmul(matrices, matrices.mT)[None]
-    return (_correlate_directly if _is_small(kernels) else _correlate_frequencies)(kernels)
+        return symmetric_product(matrices, matrices.mT)[None]
+    if _is_small(kernels):
+        return _correlate_at_once(kernels)
+    return (_correlate_taps if _has_few_taps(kernels) else _correlate_frequencies)(kernels)
 
 
 def _apply(filters: Tensor, kernels: Tensor) -> Tensor:
     """Σ_b S[a - b]·K[b] for each tap a, for filters with S[-x] = S[x]ᵀ."""
     if len(filters) == 1:
-        return torch.matmul(filters[0], kernels.flatten(2)).reshape(kernels.shape)
-    return (_apply_directly if _is_small(kernels) else _apply_frequencies)(filters, kernels)
+        return product(filters[0], kernels.flatten(2)).reshape(kernels.shape)
+    by_taps = _is_small(kernels) or _has_few_taps(kernels)
+    return (_apply_taps if by_taps else _apply_frequencies)(filters, kernels)
 
 
 def _is_small(kernels: Tensor) -> bool:
-    return kernels.device.type == "cpu" and kernels[0].numel() <= MOST_ENTRIES
+    return (kernels.shape[1] * math.prod(kernels.shape[3:])) ** 2 <= MOST_ENTRIES
 
 
-def _correlate_directly(kernels: Tensor) -> Tensor:
-    """A convolution of the rows, as a batch, with themselves, as output channels; place x is lag x - (k-1)."""
+def _has_few_taps(kernels: Tensor) -> bool:
+    return math.prod(kernels.shape[3:]) <= FEW_TAPS
+
+
+def _correlate_at_once(kernels: Tensor) -> Tensor:
+    """All pairs of taps in one product, and sums of those with the same lag."""
     groups, rows, _, *taps = kernels.shape
-    batch, weight = kernels.transpose(0, 1).flatten(1, 2), kernels.flatten(0, 1)
-    result: Tensor = _CONVOLVE[len(taps) - 1](batch, weight, padding=[size - 1 for size in taps], groups=groups)
-    return result.reshape(rows, groups, rows, -1).permute(3, 1, 0, 2)
+    count, matrices = math.prod(taps), _stacked_taps(kernels)
+    products = product(matrices, matrices.mT).reshape(groups, count, rows, count, rows).permute(1, 3, 0, 2, 4)
+    result = kernels.new_zeros(math.prod([2 * size - 1 for size in taps]), groups, rows, rows)
+    return result.index_add(0, _lags_of_pairs(kernels).flatten(), products.flatten(0, 1))
 
 
-def _apply_directly(filters: Tensor, kernels: Tensor) -> Tensor:
-    """A convolution of the columns, as a batch, with the reversed filter, which is the transposed one."""
+def _correlate_taps(kernels: Tensor) -> Tensor:
+    """A tap with those from it on, as products with the others are transposes of these."""
+    groups, rows, _, *taps = kernels.shape
+    matrices, places = _stacked_taps(kernels), _places_of_pairs(tuple(taps))
+    result = kernels.new_zeros(math.prod([2 * size - 1 for size in taps]), groups, rows, rows)
+    for tap in range(len(places)):
+        products = product(matrices[:, tap * rows :], matrices[:, tap * rows : (tap + 1) * rows].mT)
+        for other, part in enumerate(products.split(rows, 1), tap):
+            result[places[other][tap]] += part
+            if other > tap:
+                result[places[tap][other]] += part.mT
+    return result
+
+
+def _apply_taps(filters: Tensor, kernels: Tensor) -> Tensor:
+    """One product with the matrix of the blocks S[a - b]."""
     groups, rows, columns, *taps = kernels.shape
-    batch = kernels.movedim(2, 0).flatten(1, 2)
-    weight = filters.permute(1, 3, 2, 0).reshape(groups * rows, rows, *(2 * size - 1 for size in taps))
-    result: Tensor = _CONVOLVE[len(taps) - 1](batch, weight, padding=[size - 1 for size in taps], groups=groups)
-    return result.reshape(columns, groups, rows, *taps).movedim(0, 2)
+    count = math.prod(taps)
+    blocks = filters[_lags_of_pairs(kernels)]
+    operator = blocks.permute(2, 0, 3, 1, 4).reshape(groups, count * rows, count * rows)
+    products = product(operator, _stacked_taps(kernels)).reshape(groups, count, rows, columns)
+    return products.permute(0, 2, 3, 1).reshape(kernels.shape)
+
+
+def _stacked_taps(kernels: Tensor) -> Tensor:
+    """The matrices of the taps one above the other: (groups, taps·rows, columns)."""
+    return kernels.flatten(3).permute(0, 3, 1, 2).reshape(kernels.shape[0], -1, kernels.shape[2])
+
+
+def _lags_of_pairs(kernels: Tensor) -> Tensor:
+    taps = tuple(kernels.shape[3:])
+    return kept_table(_lag_table, kernels, math.prod(taps), taps)
+
+
+def _lag_table(_: int, taps: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(_places_of_pairs(taps), device=device)
+
+
+def _places_of_pairs(taps: tuple[int, ...]) -> list[list[int]]:
+    """The row of a filter that has the lag a - b, for each tap a and each b."""
+    steps = [math.prod([2 * size - 1 for size in taps[axis + 1 :]]) for axis in range(len(taps))]
+    places = list(itertools.product(*map(range, taps)))
+    return [
+        [sum((x - y + k - 1) * step for x, y, k, step in zip(a, b, taps, steps, strict=True)) for b in places]
+        for a in places
+    ]
 
 
 def _correlate_frequencies(kernels: Tensor) -> Tensor:

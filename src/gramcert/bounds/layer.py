@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations
 from gramcert.bounds.circular import grid_norm
 from gramcert.bounds.gram import gram_norm
-from gramcert.bounds.transfer import sampling_factor
+from gramcert.bounds.transfer import every_size_grid
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import Convolution, as_convolution
 from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
@@ -16,6 +16,9 @@ from gramcert.geometry.symbol import FrequencyGrid
 
 # Grid frequencies per tap interval for every size at once: the sampling factor is then 1.005 per axis.
 OVERSAMPLING = 16
+
+# The same of the quick bound, 1.0196 per axis, and its iterations up to an order of the Gram matrices; one less above.
+QUICK_OVERSAMPLING, QUICK_ITERATIONS, SMALL_ORDER = 8, 5, 128
 
 
 def norm2(layer: nn.Module | Convolution, input_size: Sizes | None = None, iterations: int = 6) -> Tensor:
@@ -52,11 +55,31 @@ def norm2(layer: nn.Module | Convolution, input_size: Sizes | None = None, itera
         return gram_norm(description.kernel[:, :, 0], iterations)
     kernels = reduced_kernels(grouped_kernels(description), description.stride, description.dilation)
     if input_size is None:
-        taps = tuple(kernels.shape[3:])
-        sizes = tuple(max(1, OVERSAMPLING * (k - 1)) for k in taps)
-        factor = sampling_factor(taps, sizes) * math.sqrt(every_size_square(description))
-        return grid_norm(kernels, FrequencyGrid.unshifted(sizes), iterations, call="norm2") * factor
-    sizes = axis_sizes("norm2", "input_size", input_size, description.axes, what=type(layer).__name__)
-    bound = one_size_bound(layer_axes(description, sizes))
+        grid, factor = every_size_grid(tuple(kernels.shape[3:]), OVERSAMPLING, shifted=False)
+        return _every_size(description, kernels, grid, factor, iterations)
+    return _one_size(description, kernels, input_size, iterations, what=type(layer).__name__)
+
+
+def quick_norm(layer: Convolution, input_size: Sizes | None) -> Tensor:
+    """The bound of :func:`norm2` at a fraction of its cost, for weights that are normalised at every step.
+
+    A quarter of the frequencies for every size, which is 3 % more, and fewer iterations for large Gram matrices: of
+    order 256 with Gaussian weights another 4 %, with the steeper spectra of trained ones less.
+    """
+    kernels = reduced_kernels(grouped_kernels(layer), layer.stride, layer.dilation)
+    iterations = QUICK_ITERATIONS if min(kernels.shape[1:3]) <= SMALL_ORDER else QUICK_ITERATIONS - 1
+    if input_size is not None:
+        return _one_size(layer, kernels, input_size, iterations)
+    grid, factor = every_size_grid(tuple(kernels.shape[3:]), QUICK_OVERSAMPLING, shifted=True)
+    return _every_size(layer, kernels, grid, factor, iterations)
+
+
+def _every_size(layer: Convolution, kernels: Tensor, grid: FrequencyGrid, factor: float, iterations: int) -> Tensor:
+    return grid_norm(kernels, grid, iterations, call="norm2") * (factor * math.sqrt(every_size_square(layer)))
+
+
+def _one_size(layer: Convolution, kernels: Tensor, input_size: Sizes, iterations: int, *, what: str = "") -> Tensor:
+    sizes = axis_sizes("norm2", "input_size", input_size, layer.axes, what=what)
+    bound = one_size_bound(layer_axes(layer, sizes))
     values = [grid_norm(kernels, grid, iterations, call="norm2") for grid in bound.grids]
     return torch.stack(values).amin() * bound.factor

@@ -6,6 +6,7 @@ G_(t-3), ..., is divided by its largest diagonal entry. That of a positive semid
 G_1 only moderate numbers are asked. The divisors are constants for derivatives, as no result depends on them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,25 +22,29 @@ class Powers:
         iterates: shape (..., rows, rows) each, or the last alone; G_1 for t = 1 too.
         scales: 1/d for each division, shape (...).
         log: h_t = h_(t-1), shape (...).
+        square: how matrices are squared that are in another form than their own.
     """
 
     iterations: int
     iterates: list[Tensor]
     scales: list[Tensor]
     log: Tensor
+    square: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
-    def of(cls, gram: Tensor, iterations: int, *, keep: bool = True) -> "Powers":
+    def of(
+        cls, gram: Tensor, iterations: int, *, keep: bool = True, square: Callable[[Tensor], Tensor] | None = None
+    ) -> "Powers":
         """The powers of G_1, all of them or the last one alone."""
         iterates, scales, log = [gram], [], torch.zeros_like(torch.real(gram.detach()[..., 0, 0]))
         for step in range(2, iterations):
-            gram = gram @ gram
+            gram = gram @ gram if square is None else square(gram)
             if (iterations - step) % 2:
                 gram, largest = divided(gram)
                 scales.append(1 / largest)
                 log = log + 2.0**-step * torch.log(largest)
             iterates = [*iterates, gram] if keep else [gram]
-        return cls(iterations, iterates, scales, log)
+        return cls(iterations, iterates, scales, log, square)
 
     @classmethod
     def stored(cls, iterations: int, tensors: list[Tensor]) -> "Powers":
@@ -59,7 +64,10 @@ class Powers:
 
     def last(self) -> Tensor:
         """Ĝ_t."""
-        return self.iterates[-1] if self.iterations == 1 else self.iterates[-1] @ self.iterates[-1]
+        gram = self.iterates[-1]
+        if self.iterations == 1:
+            return gram
+        return gram @ gram if self.square is None else self.square(gram)
 
     def weights(self, log: Tensor) -> Tensor:
         """exp(2^t(h_t - log)): what makes Ĝ_t of several matrices comparable."""

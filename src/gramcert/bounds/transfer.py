@@ -54,6 +54,16 @@ def sampling_factor(kernel_size: Sizes, grid_size: Sizes) -> float:
     return factor
 
 
+def every_size_grid(taps: tuple[int, ...], oversampling: int, *, shifted: bool) -> tuple[FrequencyGrid, float]:
+    """A grid with so many frequencies per tap interval, and its :func:`sampling_factor`.
+
+    Shifted by half a step along the last axis every frequency is one of a pair, so that exactly half of them do.
+    """
+    sizes = tuple(max(1, oversampling * (size - 1)) for size in taps)
+    shift = 0.5 if shifted and sizes[-1] > 1 else 0.0
+    return FrequencyGrid(sizes, (*(0.0,) * (len(sizes) - 1), shift)), sampling_factor(taps, sizes)
+
+
 def norm2_sampled(kernel: Tensor, grid_size: Sizes, iterations: int = 6) -> Tensor:
     """Upper bound of the spectral norm at every input size, for circular and zero padding with stride 1, from one grid.
 

@@ -21,6 +21,7 @@ rows are there, n_out·s = n. Otherwise pixels repeat.
 followed by a layer without padding.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -52,22 +53,23 @@ def grouped_kernels(layer: Convolution) -> Tensor:
 
 
 def reduced_kernels(groups: Tensor, stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
-    r"""Stride-1 kernels with the same symbols up to the norm: (groups, out, in·phases, \*sizes), differentiable."""
-    for axis, (step, spread) in enumerate(zip(stride, dilation, strict=True), 3):
-        phases = step // math.gcd(step, spread)
-        if phases > 1:
-            groups = _split_phases(groups, axis, phases)
-    return groups
+    r"""Stride-1 kernels with the same symbols up to the norm: (groups, out, in·phases, \*sizes), differentiable.
 
-
-def _split_phases(kernels: Tensor, axis: int, step: int) -> Tensor:
-    """K_φ[b] = K[sb + φ] along one axis, φ joined to the input channels; phases that no tap has are left out."""
-    step = min(step, kernels.shape[axis])
-    length = -(-kernels.shape[axis] // step)
-    amounts = [0, 0] * (kernels.dim() - 1 - axis) + [0, length * step - kernels.shape[axis]]
-    padded = torch.nn.functional.pad(kernels, amounts)
-    split = padded.reshape(*padded.shape[:axis], length, step, *padded.shape[axis + 1 :])
-    return split.movedim(axis + 1, 3).flatten(2, 3)
+    K_φ[b] = K[sb + φ] along each axis, the φ joined to the input channels; phases that no tap has are left out.
+    """
+    taps = groups.shape[3:]
+    steps = [min(s // math.gcd(s, d), k) for s, d, k in zip(stride, dilation, taps, strict=True)]
+    if max(steps) == 1:
+        return groups
+    lengths = [-(-k // step) for k, step in zip(taps, steps, strict=True)]
+    missing = [length * step - k for length, step, k in zip(lengths, steps, taps, strict=True)]
+    if any(missing):
+        groups = torch.nn.functional.pad(groups, [amount for size in reversed(missing) for amount in (0, size)])
+    split = groups.reshape(*groups.shape[:3], *itertools.chain(*zip(lengths, steps, strict=True)))
+    axes = len(taps)
+    # All at once, as each copy of a large kernel is a pass over the memory.
+    phases, places = range(4, 4 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
+    return split.permute(0, 1, 2, *phases, *places).flatten(2, 2 + axes)
 
 
 def every_size_square(layer: Convolution, trimmed: Pairs | None = None) -> int:

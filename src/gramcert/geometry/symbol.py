@@ -29,6 +29,10 @@ KEPT_LENGTH = 1024
 # Bytes of symbol blocks worked on at a time: few enough to stay in the cache and to reuse freed memory.
 CHUNK_BYTES = 2**21
 
+# The same of real blocks that are squared and read on the way, on a CPU; other devices take what fills them. Of large
+# blocks a few at a time share one pass over the filter.
+REAL_BYTES, DEVICE_BYTES, FEW = 2**18, 2**26, 4
+
 # Large filters: so many frequencies at least, within so many bytes, share one pass over the filter.
 SHARED, SHARED_BYTES = 16, 2**25
 
@@ -79,7 +83,7 @@ class FrequencyGrid:
         in float64.
         """
         return [
-            _table(_twiddle_table, like, count, size, round(2 * shift), tuple(places))
+            kept_table(_twiddle_table, like, count, size, round(2 * shift), tuple(places))
             for count, size, shift, places in zip(self.shape, self.sizes, self.shifts, positions, strict=True)
         ]
 
@@ -120,11 +124,13 @@ class FilterSymbol:
 
     def __init__(self, filters: Tensor, grid: FrequencyGrid, positions: Sequence[Sequence[int]]) -> None:
         self.filters, self.indices, self._grid = filters, grid.indices(filters.device), grid
-        self._is_constant = all(list(places) == [0] for places in positions)
-        self._tables = grid.tables(positions, filters)
+        self.is_constant = all(list(places) == [0] for places in positions)
+        self._tables: list[Tensor] = []
         self._whole: Tensor | None = None
         if len(grid) <= KEPT_LENGTH:
-            self._whole = _table(_whole_table, filters, len(grid), grid, tuple(map(tuple, positions)))
+            self._whole = kept_table(_whole_table, filters, len(grid), grid, tuple(map(tuple, positions)))
+        else:
+            self._tables = grid.tables(positions, filters)
 
     @property
     def chunks(self) -> list[slice]:
@@ -133,20 +139,34 @@ class FilterSymbol:
         each = max(1, CHUNK_BYTES // complex_bytes, min(SHARED, SHARED_BYTES // complex_bytes))
         return [slice(start, start + each) for start in range(0, len(self._grid), each)]
 
+    @property
+    def real_chunks(self) -> list[slice]:
+        """The same for :meth:`summed`."""
+        most = REAL_BYTES if self.filters.device.type == "cpu" else DEVICE_BYTES
+        each = max(FEW, most // (self.filters.element_size() * self.filters[0].numel()))
+        return [slice(start, start + each) for start in range(0, len(self._grid), each)]
+
     def __call__(self, chosen: slice | Tensor) -> Tensor:
         """The symbol at the chosen indices: (frequencies, ...)."""
-        twiddles, rows = self._twiddles(chosen), self.filters.flatten(1)
+        twiddles, rows = self.twiddles(chosen), self.filters.flatten(1)
         real = twiddles.real @ rows
-        blocks = real if self._is_constant else torch.complex(real, twiddles.imag @ rows)
+        blocks = real if self.is_constant else torch.complex(real, twiddles.imag @ rows)
         return blocks.reshape(-1, *self.filters.shape[1:])
+
+    def summed(self, chosen: slice | Tensor) -> Tensor:
+        """The sum of the real and the imaginary part: of a Hermitian symbol all there is to know, in real numbers."""
+        twiddles = self.twiddles(chosen)
+        waves = twiddles.real if self.is_constant else twiddles.real + twiddles.imag
+        return (waves @ self.filters.flatten(1)).reshape(-1, *self.filters.shape[1:])
 
     def adjoint(self, chosen: slice | Tensor, blocks: Tensor) -> Tensor:
         """From cotangents of the symbol at the chosen indices to that of the filter."""
-        twiddles = self._twiddles(chosen)
-        rows = (twiddles.real if self._is_constant else twiddles).mH @ blocks.flatten(1)
+        twiddles = self.twiddles(chosen)
+        rows = (twiddles.real if self.is_constant else twiddles).mH @ blocks.flatten(1)
         return torch.real(rows).reshape(self.filters.shape)
 
-    def _twiddles(self, chosen: slice | Tensor) -> Tensor:
+    def twiddles(self, chosen: slice | Tensor) -> Tensor:
+        """The table of e^(-ix·ω): a row per frequency, a column per place."""
         return self._grid.twiddles(self.indices[chosen], self._tables) if self._whole is None else self._whole[chosen]
 
 
@@ -159,8 +179,8 @@ class InverseTransform:
     def __init__(self, grid: FrequencyGrid, like: Tensor) -> None:
         self.grid, self.points = grid, math.prod(grid.sizes)
         *leading, last = grid.sizes
-        self.leading = [_table(_roots_of_unity, like, size) if size <= TABLE_LENGTH else None for size in leading]
-        self.last = _table(_real_part_table, like, last, self.points) if last <= TABLE_LENGTH else None
+        self.leading = [kept_table(_roots_of_unity, like, size) if size <= TABLE_LENGTH else None for size in leading]
+        self.last = kept_table(_real_part_table, like, last, self.points) if last <= TABLE_LENGTH else None
 
     def __call__(self, spectra: Tensor) -> Tensor:
         """The filters; the places of an axis are counted modulo its size."""
@@ -192,15 +212,15 @@ class InverseTransform:
         return values.reshape(len(self.grid), -1)
 
 
-def _table(make: Callable[..., Tensor], like: Tensor, length: int, *others: object) -> Tensor:
+def kept_table(make: Callable[..., Tensor], like: Tensor, length: int, *others: object) -> Tensor:
     """A table for one axis in the type and on the device of a tensor; short ones with values are kept for next time."""
     if length > KEPT_LENGTH or not can_be_read(like):
         return make(length, *others, like.dtype, like.device)
-    return _kept_table(make, length, *others, like.dtype, like.device)
+    return _kept(make, length, *others, like.dtype, like.device)
 
 
 @functools.lru_cache(maxsize=256)
-def _kept_table(make: Callable[..., Tensor], *arguments: object) -> Tensor:
+def _kept(make: Callable[..., Tensor], *arguments: object) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():  # also what inference needs first may be trained with later
         return make(*arguments)
 

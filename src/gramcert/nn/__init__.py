@@ -9,7 +9,7 @@ from gramcert.nn.dense import SRConv1d, SRConv2d, SRConv3d, SRLinear
 from gramcert.nn.head import NormalizedLinear
 from gramcert.nn.losses import HingeMargin, LogitAnnealing, OffsetCrossEntropy, margins
 from gramcert.nn.pooling import ScaledAvgPool, ScaledL2NormPool, Subsample
-from gramcert.nn.residual import SLLConv1d, SLLConv2d, SLLConv3d, SLLLinear
+from gramcert.nn.residual import SLLConv1d, SLLConv2d, SLLConv3d, SLLLinear, together
 from gramcert.nn.shaping import BatchCentering, LayerCentering, PadChannels, Shift
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "Subsample",
     "export",
     "margins",
+    "together",
 ]

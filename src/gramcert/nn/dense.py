@@ -44,7 +44,7 @@ class SRLinear(nn.Linear):
         iterations: int = 3,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        register_rescaling(type(self).__name__, self, "weight", iterations, "spatial", None)
+        register_rescaling(type(self).__name__, self, "weight", iterations, "spatial", None, "input")
 
     def reset_parameters(self) -> None:
         """An orthogonal weight; with at least as many outputs as inputs rescaling leaves it as it is."""
@@ -76,7 +76,7 @@ class _SRConv(nn.modules.conv._ConvNd):
     ) -> None:
         geometry: Any = (kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
         super().__init__(in_channels, out_channels, *geometry)
-        register_rescaling(type(self).__name__, self, "weight", iterations, form, input_size)
+        register_rescaling(type(self).__name__, self, "weight", iterations, form, input_size, "input")
 
     def reset_parameters(self) -> None:
         """An orthogonal matrix at the central tap of each group.

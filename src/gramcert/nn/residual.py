@@ -5,7 +5,10 @@ R rescales the inner channels, so that R·WᵀW·R ⪯ I. Then I - 2WR²DWᵀ wi
 """
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +24,18 @@ from gramcert.nn.outline import Outline
 from gramcert.operators import elementwise
 from gramcert.operators.graph import Variable
 from gramcert.operators.measurement import ResidualLayer
-from gramcert.rescaling.vector import Form, check_choice, convolution_rescaling, largest_entry
+from gramcert.rescaling.vector import Form, check_choice, is_recorded, moderate, rescaling_of_all
 
 Rescaling = Literal["sr", "aol", "sn"]
 
 # exp of more would be out of the range of float32 after a product; any positive q is valid.
 LARGEST_LOG_Q = 30.0
+
+# Gram matrices up to so many entries are computed at once: larger ones gain nothing, and would all be in memory.
+MOST_TOGETHER = 2**20
+
+# What :func:`together` has computed, for the layers inside it.
+_PREPARED: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -76,28 +85,19 @@ class _Residual(nn.Module):
             nn.init.zeros_(self.log_q)
 
     def outer_weight(self) -> Tensor:
-        """2R²Wᵀ, the weight that leads back to the channels, in the layout of the inner one.
+        """2R²Wᵀ, the weight that leads back to the channels, in the layout of the inner one."""
+        return -_negative_outer_weights([self])[0]
 
-        R of W/s is s·R, whatever the scale s. Computed so, nothing overflows: R² alone might.
-        """
-        weight = widened(self.weight)
-        scale = largest_entry(type(self).__name__, weight)
-        moderate = weight / scale
-        squares = self._factors(moderate).square()
-        outer = (2 * squares.reshape(-1, *(1,) * (weight.dim() - 1)) * moderate) / scale
-        return outer.to(self.weight.dtype)
+    def _negative_outer_weight(self) -> Tensor:
+        """-2R²Wᵀ: a sum with it spares the negative of a whole batch in the backward pass."""
+        if torch.compiler.is_compiling() or is_recorded() or self not in _PREPARED:
+            return _negative_outer_weights([self])[0]
+        return _PREPARED[self]
 
-    def _factors(self, weight: Tensor) -> Tensor:
-        """R of a weight, one factor per hidden channel, in float32 or better."""
-        inner = self._convolution(weight)
-        if self.rescaling == "sn":
-            norm = norm2(inner, self.input_size, self.iterations)
-            return torch.where(norm == 0, 0.0, 1 / positive(norm)).expand(len(self.bias))
-        q = None if self.log_q is None else torch.exp(widened(self.log_q).clamp(-LARGEST_LOG_Q, LARGEST_LOG_Q))
-        name = type(self).__name__
-        return convolution_rescaling(
-            inner, self.iterations, q=q, form=self.form, input_size=self.input_size, side="output", call=name
-        )
+    def likeness(self) -> tuple[object, ...]:
+        """What layers have in common whose weights can be computed at once."""
+        kind = (type(self), self.weight.shape, self.weight.dtype, self.weight.device)
+        return *kind, self.padding, self.rescaling, self.iterations, self.form, self.input_size
 
     def _convolution(self, weight: Tensor) -> Convolution:
         """A weight as a convolution from the channels to the hidden ones."""
@@ -166,7 +166,7 @@ class SLLLinear(_Residual):
         if x.shape[-1] != self.weight.shape[1]:
             raise expected(self, f"(..., {self.weight.shape[1]})", x)
         hidden = self.activation(F.linear(x, self.weight, self.bias))
-        return x - F.linear(hidden, self.outer_weight().mT)
+        return x + F.linear(hidden, self._negative_outer_weight().mT)
 
     def plain(self) -> nn.Module:
         """Torch's own layers with the weights as they are."""
@@ -212,7 +212,7 @@ class _ResidualConv(_Residual):
             raise expected(self, f"the input_size {self.input_size} that it was made for", x)
         convolve, transpose = _CONVOLVE[self.axes - 1], _TRANSPOSE[self.axes - 1]
         hidden = self.activation(convolve(x, self.weight, self.bias, padding=self.padding))
-        result: Tensor = x - transpose(hidden, self.outer_weight(), padding=self.padding)
+        result: Tensor = x + transpose(hidden, self._negative_outer_weight(), padding=self.padding)
         return result
 
     def plain(self) -> nn.Module:
@@ -263,6 +263,71 @@ class SLLConv3d(_ResidualConv):
     """The layer of :class:`SLLConv2d` on volumes."""
 
     axes = 3
+
+
+@contextmanager
+def together(model: nn.Module) -> Iterator[None]:
+    """Within it the residual layers of a model use weights computed at its beginning, those of equal layers at once.
+
+    R of many small layers costs little more than that of one, so a step of training is faster inside; the backward pass
+    may come later. As in torch's ``parametrize.cached``, parameters must not change before the end.
+
+    Example:
+        >>> import torch, gramcert
+        >>> model = torch.nn.Sequential(*(gramcert.nn.SLLLinear(16, 32) for _ in range(3)))
+        >>> x = torch.ones(2, 16)
+        >>> with gramcert.nn.together(model):
+        ...     y = model(x)
+        >>> torch.allclose(y, model(x))
+        True
+    """
+    families: dict[tuple[object, ...], list[_Residual]] = {}
+    for layer in model.modules():
+        if isinstance(layer, _Residual) and layer not in _PREPARED:
+            families.setdefault(layer.likeness(), []).append(layer)
+    entered = [layer for layers in families.values() for layer in layers]
+    try:
+        for layers in families.values():
+            each = max(1, MOST_TOGETHER // layers[0].weight.shape[0] ** 2)
+            for some in (layers[start : start + each] for start in range(0, len(layers), each)):
+                _PREPARED.update(zip(some, _negative_outer_weights(some), strict=True))
+        yield
+    finally:
+        for layer in entered:
+            _PREPARED.pop(layer, None)
+
+
+def _negative_outer_weights(layers: Sequence[_Residual]) -> list[Tensor]:
+    """-2R²Wᵀ of layers of one likeness.
+
+    R of W/s is s·R, whatever the scale s. Computed so, nothing overflows: R² alone might.
+    """
+    name = type(layers[0]).__name__
+    weights, scales = zip(*(moderate(name, widened(layer.weight)) for layer in layers), strict=True)
+    results = []
+    for layer, weight, scale, factors in zip(layers, weights, scales, _factors(layers, weights), strict=True):
+        outer = (-2 * factors.square()).reshape(-1, *(1,) * (weight.dim() - 1)) * weight
+        results.append((outer if scale is None else outer / scale).to(layer.weight.dtype))
+    return results
+
+
+def _factors(layers: Sequence[_Residual], weights: Sequence[Tensor]) -> list[Tensor]:
+    """R of the weights of layers of one likeness, one factor per hidden channel, in float32 or better."""
+    first = layers[0]
+    inner = [layer._convolution(weight) for layer, weight in zip(layers, weights, strict=True)]
+    if first.rescaling == "sn":
+        norms = [norm2(each, first.input_size, first.iterations) for each in inner]
+        return [torch.where(norm == 0, 0.0, 1 / positive(norm)).expand(len(first.bias)) for norm in norms]
+    logs = torch.stack([widened(layer.log_q) for layer in layers if layer.log_q is not None])
+    return rescaling_of_all(
+        inner,
+        first.iterations,
+        q=torch.exp(logs.clamp(-LARGEST_LOG_Q, LARGEST_LOG_Q)).unbind(),
+        form=first.form,
+        input_size=first.input_size,
+        side="output",
+        call=type(first).__name__,
+    )
 
 
 def _checked(name: str, activation: nn.Module) -> nn.Module:

@@ -14,7 +14,11 @@ from gramcert.arguments import can_be_read
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.gram_filter import lags
 from gramcert.bounds.powers import Powers, positive
+from gramcert.bounds.summed import moduli, squared
 from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid
+
+# Up to so many entries there is a matrix for each row in the backward pass, whatever the frequencies are.
+MOST_ENTRIES = 2**20
 
 
 def largest_row_sums(
@@ -37,7 +41,7 @@ def largest_row_sums(
 
 
 class _LargestRowSums(torch.autograd.Function):
-    """Forward in chunks of frequencies. Backward through the frequencies at which some row is largest."""
+    """Forward in chunks of frequencies, in real arithmetic. Backward through those where some row is largest."""
 
     @staticmethod
     def forward(
@@ -45,9 +49,10 @@ class _LargestRowSums(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         symbol = FilterSymbol(gram, grid, lags(taps))
         sums, logs = q.new_empty(len(grid), *q.shape), q.new_empty(len(grid), q.shape[0])
-        for chunk in symbol.chunks:
-            powers = Powers.of(symbol(chunk), iterations, keep=False)
-            sums[chunk], logs[chunk] = _row_sums(powers.last(), q), powers.log
+        for chunk in symbol.real_chunks:
+            powers = Powers.of(symbol.summed(chunk), iterations, keep=False, square=squared)
+            sums[chunk], logs[chunk] = (moduli(powers.last()) @ q[..., None])[..., 0], powers.log
+        sums /= q
         log = logs.amax(0)
         if iterations > 2:  # before that nothing is scaled
             sums *= torch.exp(2.0**iterations * (logs - log))[..., None]
@@ -69,35 +74,91 @@ class _LargestRowSums(torch.autograd.Function):
         gram, q, log, index = ctx.saved_tensors
         with full_precision(gram):
             symbol = FilterSymbol(gram, ctx.grid, lags(ctx.taps))
-            used = symbol.indices
-            if can_be_read(index):  # otherwise no shape may depend on values
-                used = torch.unique(index)
-            gradient, q_gradient = torch.zeros_like(gram), torch.zeros_like(q)
-            for chunk in used.split(symbol.chunks[0].stop):
-                powers = Powers.of(symbol(chunk), ctx.iterations)
-                last = powers.last()
-                size = _modulus(last)
-                chosen = (index == chunk[:, None, None]).to(grad.dtype) * powers.weights(log)[..., None]
-                slopes = chosen * grad / q  # of s with respect to Σ_j |G_t|_ij q_j
-                sums = (size @ q[..., None])[..., 0]
-                q_gradient = q_gradient + ((size.mT @ slopes[..., None])[..., 0] - slopes * sums / q).sum(0)
-                # C_ij = ½(w_i q_j + w_j q_i)·sgn(P_ij), the Hermitian part of the derivative.
-                outer = slopes[..., None] * q[:, None, :]
-                cotangent = powers.pull_back(last * ((outer + outer.mT) / (2 * positive(size))))
-                gradient = gradient + symbol.adjoint(chunk, cotangent) * powers.growth
-        return gradient, q_gradient, None, None, None
+            # Shapes may depend on values only where these can be read, and what is twice differentiable is simpler.
+            by_rows = can_be_read(index) and not torch.is_grad_enabled()
+            through = _through_each if _is_small(q) else _through_rows if by_rows else _through_all
+            return *through(symbol, q, log, index, grad, ctx.iterations), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
         return run_on_each(_LargestRowSums, in_dims, *arguments)
 
 
-def _row_sums(matrix: Tensor, q: Tensor) -> Tensor:
-    return (_modulus(matrix) @ q[..., None])[..., 0] / q
+def _is_small(q: Tensor) -> bool:
+    return q.numel() * q.shape[1] ** 2 <= MOST_ENTRIES
 
 
-def _modulus(matrix: Tensor) -> Tensor:
-    """|G| entry by entry. The hypotenuse of contiguous parts is faster, but has no slope at 0."""
-    if torch.is_grad_enabled() or not matrix.is_complex():
-        return matrix.abs()
-    return torch.hypot(matrix.real.contiguous(), matrix.imag.contiguous())
+def _through_each(
+    symbol: FilterSymbol, q: Tensor, log: Tensor, index: Tensor, grad: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to the filter and q, with a matrix for each row, that of its own frequency."""
+    groups, rows = q.shape
+    waves = symbol.twiddles(index.flatten()).reshape(groups, rows, -1)
+    filters = symbol.filters.flatten(2).transpose(0, 1)
+    blocks = torch.complex(waves.real @ filters, waves.imag @ filters).reshape(groups, rows, rows, rows)
+    powers = Powers.of(blocks, iterations)
+    unit = torch.eye(rows, dtype=blocks.dtype, device=blocks.device).expand(groups, -1, -1)[..., None]
+    last = powers.times(unit)  # the column of Ĝ_t, conjugate of the row
+    size = last[..., 0].abs()
+    slopes = grad / q * powers.weights(log[:, None])
+    sums = (size @ q[..., None])[..., 0]
+    q_gradient = (slopes[:, None, :] @ size)[:, 0] - slopes * sums / q
+    # C = ½ w_i (e_i c_i* + c_i e_i*) with c_j = q_j·sgn(P_ji).
+    right = last * (q[:, None, :] * slopes[..., None] / (2 * positive(size)))[..., None]
+    pulled = powers.pull_back_pair(unit, right).flatten(2)
+    gradient = torch.real(waves.mH @ pulled) * powers.growth
+    return gradient.transpose(0, 1).reshape(symbol.filters.shape), q_gradient
+
+
+def _through_all(
+    symbol: FilterSymbol, q: Tensor, log: Tensor, index: Tensor, grad: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The same through all frequencies, where the gradients of most rows are 0."""
+    gradient, q_gradient = torch.zeros_like(symbol.filters), torch.zeros_like(q)
+    for chunk in symbol.indices.split(symbol.chunks[0].stop):
+        powers = Powers.of(symbol(chunk), iterations)
+        last = powers.last()
+        size = last.abs()
+        chosen = (index == chunk[:, None, None]).to(grad.dtype) * powers.weights(log)[..., None]
+        slopes = chosen * grad / q  # of s with respect to Σ_j |G_t|_ij q_j
+        sums = (size @ q[..., None])[..., 0]
+        q_gradient = q_gradient + ((size.mT @ slopes[..., None])[..., 0] - slopes * sums / q).sum(0)
+        # C_ij = ½(w_i q_j + w_j q_i)·sgn(P_ij), the Hermitian part of the derivative.
+        outer = slopes[..., None] * q[:, None, :]
+        cotangent = powers.pull_back(last * ((outer + outer.mT) / (2 * positive(size))))
+        gradient = gradient + symbol.adjoint(chunk, cotangent) * powers.growth
+    return gradient, q_gradient
+
+
+def _through_rows(
+    symbol: FilterSymbol, q: Tensor, log: Tensor, index: Tensor, grad: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The same through the rows themselves: at each frequency few are largest, so the cotangents have few columns."""
+    groups, rows = q.shape
+    gradient, q_gradient = torch.zeros_like(symbol.filters), torch.zeros_like(q)
+    used, which, counts = torch.unique(index, return_inverse=True, return_counts=True)
+    # Frequencies with many rows first: those of a chunk get as many columns as the first one needs.
+    rank = counts.argsort(descending=True)
+    used, which = used[rank], rank.argsort()[which]
+    # The rows of each group by frequency, each with its place among those of the same one.
+    which, order = which.sort(dim=1, stable=True)
+    place = torch.arange(rows, device=q.device) - torch.searchsorted(which, which)
+    group = torch.arange(groups, device=q.device)[:, None].expand_as(which)
+    weights, slopes_of_rows = q[:, None, :], (grad / q)[:, None, :]
+    for chunk in symbol.indices[: len(used)].split(symbol.real_chunks[0].stop):
+        first = int(chunk[0])
+        inside = (which >= first) & (which < first + len(chunk))
+        columns = int(place[inside].max()) + 1
+        unit = q.new_zeros(len(chunk), groups, rows, columns)
+        unit[which[inside] - first, group[inside], order[inside], place[inside]] = 1
+        powers = Powers.of(symbol(used[chunk]), iterations)
+        left = unit.to(powers.iterates[0].dtype)
+        last = powers.times(left)  # the columns of Ĝ_t, conjugates of its rows
+        size = last.abs()
+        slopes = (slopes_of_rows @ unit) * powers.weights(log)[..., None, None]  # (..., 1, columns)
+        shares = (weights @ size) / positive(weights @ unit)
+        q_gradient += ((size - unit * shares) @ slopes.mT)[..., 0].sum(0)
+        # C = Σ ½ w_i (e_i c_i* + c_i e_i*) with c_j = q_j·sgn(P_ji).
+        right = last * (weights.mT * slopes / (2 * positive(size)))
+        gradient += symbol.adjoint(used[chunk], powers.pull_back_pair(left, right)) * powers.growth
+    return gradient, q_gradient

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.filter_powers import FilterPowers, filter_grid
-from gramcert.bounds.gram_filter import absolute_sums, gram_filter
 from gramcert.bounds.powers import scale_by
 
 # Powers kept for the backward, of each layer of a network; past it they are computed again.
@@ -17,29 +16,30 @@ KEPT_BYTES = 2**26
 MOST_BYTES = 2**31
 
 
-def filter_sums(kernels: Tensor, iterations: int, call: str) -> tuple[Tensor, Tensor]:
+def filter_sums(gram: Tensor, taps: tuple[int, ...], iterations: int, call: str) -> tuple[Tensor, Tensor]:
     """The matrices A_ij = Σ_x |K_(t+1)[i,j,x]| of each group as A = exp(2^t·h)·Â.
 
     Args:
-        kernels: shape (groups, rows, columns, *taps), with rows of moderate size.
+        gram: the filter of G, shape (lags, groups, rows, rows), of a kernel whose longest row has length 1.
+        taps: of the kernel, per axis.
         iterations: t.
         call: name of the public function, for errors.
 
     Returns:
         Â of shape (groups, rows, rows), differentiable, and h of shape (groups,), constant.
     """
-    groups, rows, _, *taps = kernels.shape
+    groups, rows = gram.shape[1:3]
     if iterations == 1:
-        return absolute_sums(kernels), kernels.new_zeros(groups)
+        return gram.abs().sum(0), gram.new_zeros(groups)
     grid = filter_grid(taps, iterations)
-    needed = 2 * len(grid) * groups * rows**2 * kernels.element_size()
+    needed = 2 * len(grid) * groups * rows**2 * gram.element_size()
     if needed > MOST_BYTES:
         raise ValueError(
             f"{call}(iterations={iterations}): the filter has {'×'.join(map(str, grid.sizes))} taps and takes "
             f"{needed / 2**30:.3g} GiB, more than {MOST_BYTES / 2**30:.0f}; use fewer iterations or form='frequency'"
         )
-    hold = kernels.requires_grad and torch.is_grad_enabled() and needed * (iterations - 1) <= KEPT_BYTES
-    sums, logs, *_ = run(_FilterSums, gram_filter(kernels), tuple(taps), iterations, hold)
+    hold = gram.requires_grad and torch.is_grad_enabled() and needed * (iterations - 1) <= KEPT_BYTES
+    sums, logs, *_ = run(_FilterSums, gram, taps, iterations, hold)
     return sums, logs.amax(0)
 
 

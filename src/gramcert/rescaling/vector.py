@@ -15,6 +15,7 @@ What the geometry adds:
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -29,16 +30,16 @@ from gramcert.arguments import (
     values_to_check,
 )
 from gramcert.bounds.autograd import full_precision
-from gramcert.bounds.gram_filter import gram_filter, unit_rows
+from gramcert.bounds.gram_filter import gram_filter, row_lengths
 from gramcert.bounds.powers import positive
-from gramcert.bounds.transfer import sampling_factor
+from gramcert.bounds.transfer import every_size_grid
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import Convolution, as_convolution
 from gramcert.geometry.reduction import every_size_square, grouped_kernels, one_size_bound, reduced_kernels
 from gramcert.geometry.symbol import FrequencyGrid
 from gramcert.rescaling.frequency import largest_row_sums
+from gramcert.rescaling.matrices import tall_row_sums, wide_row_sums
 from gramcert.rescaling.spatial import filter_sums
-from gramcert.rescaling.tall import tall_row_sums
 
 Form = Literal["spatial", "frequency"]
 Side = Literal["input", "output"]
@@ -49,6 +50,9 @@ OVERSAMPLING = 8
 # q is taken between 1 and this; what is smaller, relative to the largest, is taken for 1, which is as valid. So no
 # product of a q with a sum that counts (see below) underflows, and none overflows.
 LARGEST_Q = {torch.float32: 2.0**60, torch.float64: 2.0**400}
+
+# Weights whose largest entry is up to this, or its inverse, are taken as they are: 2^16 in squares is far from 2^100.
+MODERATE = 2.0**8
 
 # Sums below this, in units of the largest ones, are taken for it: R is then smaller than it might be, which is sound,
 # and its gradient stays finite.
@@ -101,10 +105,10 @@ def rescaling_vector(
     """
     call = "rescaling_vector"
     description = as_convolution(call, layer, verb="rescale")
-    scale = largest_entry(call, description.kernel)
-    moderate = description.with_kernel(description.kernel / scale)
-    factors = convolution_rescaling(moderate, iterations, q=q, form=form, input_size=input_size, side=side, call=call)
-    return _finite_quotient(factors, scale)
+    kernel, scale = moderate(call, description.kernel)
+    lifted = description.with_kernel(kernel)
+    factors = convolution_rescaling(lifted, iterations, q=q, form=form, input_size=input_size, side=side, call=call)
+    return factors if scale is None else _finite_quotient(factors, scale)
 
 
 def convolution_rescaling(
@@ -117,48 +121,77 @@ def convolution_rescaling(
     side: Side,
     call: str,
 ) -> Tensor:
-    """:func:`rescaling_vector` of a description with entries up to 1, with the name of the public function for errors.
+    """:func:`rescaling_vector` of a description with moderate entries, with the name of the public function for errors.
 
     The rescaled layer does not depend on the scale of its weights, which may be near the ends of the range of numbers:
-    callers divide by :func:`largest_entry` first.
+    callers use :func:`moderate` first.
     """
+    weights = None if q is None else [q]
+    return rescaling_of_all([layer], iterations, q=weights, form=form, input_size=input_size, side=side, call=call)[0]
+
+
+def rescaling_of_all(
+    layers: Sequence[Convolution],
+    iterations: int,
+    *,
+    q: Sequence[Tensor] | None,
+    form: Form,
+    input_size: Sizes | None,
+    side: Side,
+    call: str,
+) -> list[Tensor]:
+    """The same of several layers of one shape and geometry: their Gram matrices are those of groups."""
+    layer = layers[0]
     iterations = checked_iterations(call, iterations, at_least=1)
     check_choice(call, "form", form, get_args(Form))
     check_choice(call, "side", side, get_args(Side))
-    kernels = reduced_kernels(grouped_kernels(layer), layer.stride, layer.dilation)
+    kernels = [reduced_kernels(grouped_kernels(each), each.stride, each.dilation) for each in layers]
     channels = layer.in_channels if side == "input" else layer.out_channels
     if (side == "input") != layer.transposed:
-        kernels = kernels.transpose(1, 2)
-    phases = kernels.shape[1] * layer.groups // channels
-    weights = None if q is None else _weights(call, q, channels, kernels).reshape(layer.groups, -1)
-    if weights is not None and phases > 1:
-        weights = weights.repeat_interleave(phases, 1)
-    grid, factor = _frequencies(call, layer, tuple(kernels.shape[3:]), form, input_size)
-    with full_precision(kernels):
+        kernels = [each.transpose(1, 2) for each in kernels]
+    phases = kernels[0].shape[1] * layer.groups // channels
+    weights = None
+    if q is not None:
+        weights = _weights(call, q, channels, kernels[0]).reshape(len(layers) * layer.groups, -1)
+        weights = weights.repeat_interleave(phases, 1) if phases > 1 else weights
+    grid, factor = _frequencies(call, layer, tuple(kernels[0].shape[3:]), form, input_size)
+    with full_precision(kernels[0]):
         roots = _root_sums(kernels, weights, grid, iterations, call) * factor
-        largest = roots.reshape(channels, phases).amax(1) if phases > 1 else roots.flatten()
+        largest = roots.reshape(-1, phases).amax(1) if phases > 1 else roots.flatten()
         # Where 1/x would overflow, a smaller R.
-        return torch.where(largest == 0, 0.0, 1 / positive(largest).clamp_min(torch.finfo(largest.dtype).tiny))
+        factors = torch.where(largest == 0, 0.0, 1 / positive(largest).clamp_min(torch.finfo(largest.dtype).tiny))
+    return list(factors.split(channels)) if len(layers) > 1 else [factors]
 
 
-def _root_sums(kernels: Tensor, q: Tensor | None, grid: FrequencyGrid | None, iterations: int, call: str) -> Tensor:
+def _root_sums(
+    kernels: Sequence[Tensor], q: Tensor | None, grid: FrequencyGrid | None, iterations: int, call: str
+) -> Tensor:
     """1/R for the rows of each group, 0 where all weights of a row are 0; a grid of ``None`` is the spatial form."""
-    taps = tuple(kernels.shape[3:])
-    rows, columns = kernels.shape[1:3]
-    scaled, lengths = unit_rows(kernels)
-    ones = q is None
-    q = kernels.new_ones(kernels.shape[:2]) if q is None else q
-    if math.prod(taps) == 1:  # the same at all frequencies
-        grid = FrequencyGrid.unshifted(taps)
-    if math.prod(taps) == 1 and rows > columns:
-        sums, log = tall_row_sums(scaled.flatten(2), q, iterations)
-    elif grid is None:
-        sizes, log = filter_sums(scaled, iterations, call)
-        sums = sizes.sum(-1) if ones else (sizes @ q[..., None])[..., 0] / q
+    rows, columns, *taps = kernels[0].shape[1:]
+    lengths = _joined([row_lengths(each) for each in kernels])
+    longest = lengths.amax(1)
+    is_tall = math.prod(taps) == 1 and rows > columns
+    if is_tall:
+        scales = positive(longest).split(kernels[0].shape[0])
+        scaled = [each.flatten(2) / scale[:, None, None] for each, scale in zip(kernels, scales, strict=True)]
+        sums, log = tall_row_sums(_joined(scaled), q, iterations)
     else:
-        sums, log = largest_row_sums(gram_filter(scaled), q, grid, taps, iterations)
+        # G in units of the longest row, not the kernel, which has more entries: then it is moderate.
+        gram = _joined([gram_filter(each) for each in kernels], 1) * positive(longest).pow(-2)[:, None, None]
+        if math.prod(taps) == 1:  # the same at all frequencies
+            sums, log = wide_row_sums(gram[0], q, iterations)
+        elif grid is None:
+            sizes, log = filter_sums(gram, tuple(taps), iterations, call)
+            sums = sizes.sum(-1) if q is None else (sizes @ q[..., None])[..., 0] / q
+        else:
+            q = torch.ones_like(lengths) if q is None else q
+            sums, log = largest_row_sums(gram, q, grid, tuple(taps), iterations)
     roots = sums.clamp_min(SMALLEST_SUM[sums.dtype]) ** (2.0**-iterations)
-    return torch.where(lengths == 0, 0.0, roots * (lengths.amax(1) * torch.exp(log))[:, None])
+    return torch.where(lengths == 0, 0.0, roots * (longest * torch.exp(log))[:, None])
+
+
+def _joined(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), axis)
 
 
 def _frequencies(
@@ -172,10 +205,16 @@ def _frequencies(
     factor = math.sqrt(every_size_square(layer))
     if form == "spatial":
         return None, factor
-    sizes = tuple(max(1, OVERSAMPLING * (size - 1)) for size in taps)
-    # Half a step makes every frequency of the last axis one of a pair, so that half of them are enough.
-    shifts = (*(0.0,) * (len(sizes) - 1), 0.5 if sizes[-1] > 1 else 0.0)
-    return FrequencyGrid(sizes, shifts), factor * sampling_factor(taps, sizes)
+    grid, missed = every_size_grid(taps, OVERSAMPLING, shifted=True)
+    return grid, factor * missed
+
+
+def smaller_side(layer: Convolution) -> Side:
+    """The side with the smaller Gram matrices, which counts the phases of strides; the input if they are equal."""
+    outputs, inputs = reduced_kernels(grouped_kernels(layer), layer.stride, layer.dilation).shape[1:3]
+    if layer.transposed:  # whose kernel is that of its adjoint
+        outputs, inputs = inputs, outputs
+    return "output" if outputs < inputs else "input"
 
 
 def _finite_quotient(factors: Tensor, scale: Tensor) -> Tensor:
@@ -188,34 +227,45 @@ def _finite_quotient(factors: Tensor, scale: Tensor) -> Tensor:
     return quotient + torch.where(value < limits.tiny, below, 0.0)
 
 
-def _weights(call: str, q: Tensor, channels: int, like: Tensor) -> Tensor:
-    if not isinstance(q, Tensor) or q.shape != (channels,):
-        shape = tuple(q.shape) if isinstance(q, Tensor) else type(q).__name__
-        raise ValueError(f"{call}(q): expected a tensor of shape ({channels},), got {shape}")
-    require_finite(call, "q", q)
-    values = values_to_check(q)
+def _weights(call: str, q: Sequence[Tensor], channels: int, like: Tensor) -> Tensor:
+    """The weights of several layers, a row for each."""
+    for each in q:
+        if not isinstance(each, Tensor) or each.shape != (channels,):
+            shape = tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
+            raise ValueError(f"{call}(q): expected a tensor of shape ({channels},), got {shape}")
+    together = torch.stack(list(q))
+    require_finite(call, "q", together)
+    values = values_to_check(together)
     if can_be_read(values) and not bool((values > 0).all()):
         raise ValueError(f"{call}(q): expected positive weights, got {float(values.detach().min())}")
     # Only ratios matter: in units of the largest they neither overflow nor vanish all together.
-    ratios = q.double() / q.detach().double().amax()
+    ratios = together.double() / together.detach().double().amax(1, keepdim=True)
     return (ratios * LARGEST_Q[like.dtype]).clamp_min(1.0).to(like.dtype)
 
 
-def largest_entry(call: str, weight: Tensor) -> Tensor:
-    """The largest absolute value of a weight, a constant, or 1 if all are 0; what is not finite is an error."""
-    if _is_recorded():
+def moderate(call: str, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A weight with entries of moderate size, and what it was divided by, a constant; what is not finite is an error.
+
+    That is its largest absolute entry, or 1 if all are 0. Where this is moderate already nothing is divided, which is a
+    pass over the memory each time, and ``None`` is returned.
+    """
+    if is_recorded():
         raise RuntimeError(
             f"{call}: its weight is computed anew in each call, which ONNX and TorchScript cannot record; "
             "use gramcert.nn.export(model) first"
         )
+    if can_be_read(weight):
+        value = float(torch.stack(torch.aminmax(weight.detach())).abs().amax())
+        if 1 / MODERATE <= value <= MODERATE:
+            return weight, None
     largest = weight.detach().abs().amax()
-    value = values_to_check(largest)
-    if can_be_read(value) and not bool(torch.isfinite(value).all()):
+    found = values_to_check(largest)
+    if can_be_read(found) and not bool(torch.isfinite(found).all()):
         require_finite(call, "layer", weight)
-    return positive(largest)
+    return weight / positive(largest), positive(largest)
 
 
-def _is_recorded() -> bool:
+def is_recorded() -> bool:
     """Whether torch.jit.trace or torch.onnx.export is at work.
 
     Not by ``torch.onnx.is_in_onnx_export``, which imports all of the exporter, and is false while torch.compile traces.

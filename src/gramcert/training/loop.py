@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gramcert.nn.head import NormalizedLinear
 from gramcert.nn.losses import LogitAnnealing, OffsetCrossEntropy
+from gramcert.nn.residual import together
 from gramcert.progress import Report, silent
 from gramcert.training.augmentation import draw
 from gramcert.training.checkpoints import (
@@ -158,7 +159,7 @@ def _update(
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.zero_grad()
-    with engine.autocast():
+    with together(model), engine.autocast():
         logits = model(x)
     value = loss(logits.float(), labels)
     engine.backward(value)
@@ -177,7 +178,7 @@ def evaluate(network: nn.Module, images: Labelled, engine: Any) -> dict[str, flo
     counts = torch.zeros(1 + len(RADII), dtype=torch.int64, device=engine.device)
     was_training = network.training
     network.eval()
-    with torch.no_grad():
+    with torch.no_grad(), together(network):
         for start in range(
             engine.process_index * EVALUATION_BATCH, len(images), EVALUATION_BATCH * engine.num_processes
         ):
