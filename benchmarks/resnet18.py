@@ -10,34 +10,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gramcert import Convolution, sampling_factor, spectral_norm
+from gramcert import sampling_factor, spectral_norm
 from gramcert.baselines import frequency_svd
 from gramcert.geometry.reduction import grouped_kernels, reduced_kernels
+from resnets import convolutions
 from side_by_side import high_water_mark
 
 GRID = (32, 32)
 TOL = 1e-2
-
-
-def convolutions():
-    """(name, layer) of the twenty convolutions, as PyTorch initialises them."""
-    torch.manual_seed(0)
-
-    def layer(inputs, outputs, size, stride):
-        weight = torch.empty(outputs, inputs, size, size)
-        torch.nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
-        return Convolution(weight, stride, size // 2)
-
-    yield "conv1", layer(3, 64, 7, 2)
-    inputs = 64
-    for stage, (outputs, stride) in enumerate(((64, 1), (128, 2), (256, 2), (512, 2)), 1):
-        for block in (0, 1):
-            step = stride if block == 0 else 1
-            yield f"layer{stage}.{block}.conv1", layer(inputs, outputs, 3, step)
-            yield f"layer{stage}.{block}.conv2", layer(outputs, outputs, 3, 1)
-            if step != 1:
-                yield f"layer{stage}.{block}.downsample", layer(inputs, outputs, 1, step)
-            inputs = outputs
 
 
 def sampled_svd(layer):
@@ -60,7 +40,7 @@ def main():
     for heading in ("layer", "kernel", "stride", "enclosure", "ours", "sampled SVD", "theirs", "faster"):
         table.add_column(heading, justify="left" if heading in ("layer", "kernel") else "right")
     totals = [0.0, 0.0]
-    layers = list(convolutions())
+    layers = [(name, layer) for name, layer, _ in convolutions("resnet18")]
     spectral_norm(layers[1][1], tol=TOL)  # the first call loads libraries
     before = high_water_mark()
     answers = [timed(lambda layer=layer: spectral_norm(layer, tol=TOL)) for _, layer in layers]

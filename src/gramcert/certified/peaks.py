@@ -10,8 +10,8 @@ from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
 from gramcert.certified.lanczos import top_eigenpair
 
-# Krylov steps that rank frequencies.
-RANKING_STEPS = 10
+# Krylov steps that rank frequencies: so many, and one more for so many rows of a matrix.
+RANKING_STEPS, ROWS_FOR_A_STEP = 10, 96
 
 # Newton steps that follow a maximum.
 FOLLOWING_STEPS = 12
@@ -96,7 +96,7 @@ class Peaks:
 
 def _krylov(matrices: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """The largest Ritz values of positive matrices and their vectors, from a few Lanczos steps for each."""
-    steps = min(RANKING_STEPS, start.shape[1])
+    steps = min(RANKING_STEPS + start.shape[1] // ROWS_FOR_A_STEP, start.shape[1])
     vector, before, length = start, torch.zeros_like(start), start.norm(dim=1)
     scale = torch.zeros_like(length)
     basis, diagonal, off = [], [], []

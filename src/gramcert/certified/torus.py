@@ -56,6 +56,9 @@ SHARE = 0.9
 # Radii that are considered for the first cells, between one and its double.
 RADII = 4
 
+# The largest λ_max where it was looked at first, as a part of what was found from there.
+UNBIASED = 0.99
+
 # Eigenvalues that deviate from their mean by less than this share of it make a symbol worth to be called flat.
 FLAT = 0.4
 
@@ -76,8 +79,9 @@ FLOAT32_SHARE, FLOAT32_OF_CURVATURE = 0.1, 0.3
 # What rounding may take of the room, or of the curvature, before it is looked how large it really is.
 NEGLIGIBLE = 0.25
 
-# Failing cells are searched for a better maximiser where curvature is at most this times the room.
-SUSPICIOUS = 1.0
+# Failing cells are searched for a better maximiser where curvature is at most this times the room, or where more than
+# this share of the cells that were split still fail: around a maximum that is known a quarter does.
+SUSPICIOUS, SUSPICIOUS_SHARE = 1.0, 0.4
 
 
 @dataclass(frozen=True)
@@ -171,16 +175,18 @@ class _Search:
         if not len(cells):
             return
         best, vectors, values = self._rank(cells, CLOSELY if closely else 1 if self.lower else FOLLOWED)
-        if not self.lower:
-            self.typical = values
         if closely:
             exact = torch.linalg.eigvalsh(self.symbol.evaluate(cells.centres[best], torch.float64))
             chosen = exact[:, -1].argmax()[None]
             best, vectors = best[chosen], vectors[chosen]
+        is_first = not self.lower
         for index, value, vector in zip(best, values[best].tolist(), vectors, strict=True):
             # Within the radius λ_max rises by 1/cos² at most; the estimate may be a few per cent low.
             if 1.05 * value >= self.lower**2 * math.cos(min(cells.radius, 1.5)) ** 2:
                 self._follow(cells.centres[index[None]], vector, dense=closely)
+        if is_first:
+            # A few Krylov steps are too low, of large matrices by several per cent: by about as much as at the best.
+            self.typical = values * max(1.0, UNBIASED * self.lower**2 / max(float(values.max()), 1e-300))
 
     def _distance(self, frequencies: Frequencies) -> Tensor:
         """Σ_j d_j|ω_j - ω*_j| from the maximiser found so far, or from its mirror image, whichever is nearer."""
@@ -252,7 +258,7 @@ class _Search:
 
     def close(self, cells: Cells) -> str:
         """Prove the target on every cell, splitting where that fails; say why if that ends too early."""
-        missed, highest = self._relax(), 0.0
+        missed, highest, is_first = self._relax(), 0.0, True
         while len(cells):
             start = time.perf_counter()
             failing = self._failing(cells, self._level(cells), self._precision(self._allowance(cells.radius)))
@@ -261,8 +267,10 @@ class _Search:
                 break
             share, cells = len(failing) / len(cells), cells.choose(failing)
             before = self.target
-            if self._allowance(cells.radius) <= SUSPICIOUS * self.room:
+            curved = self._allowance(cells.radius) > SUSPICIOUS * self.room
+            if not (curved and (is_first or share < SUSPICIOUS_SHARE)):
                 self.look(cells)
+            is_first = False
             if self.target > before * (1 + self.tol / 20):
                 continue  # a better maximiser was found: the same cells may pass now
             reason = self._reason_to_stop(cells, seconds * share)
