@@ -52,6 +52,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/enclosures.py
 	$(BIN)/python benchmarks/zero_padding.py
 	$(BIN)/python benchmarks/resnet18.py
+	$(BIN)/python benchmarks/real_sizes.py
 	$(BIN)/python benchmarks/rescaling.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/auditing.py
