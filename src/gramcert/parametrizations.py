@@ -146,21 +146,7 @@ class SpectralRescaling(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The rescaled weight; R is computed in float32 or better, and once as long as the weight stays the same."""
-        return self._once(self._rescaled, weight)
-
-    def _rescaled(self, weight: Tensor) -> Tensor:
-        full, _ = moderate(self.geometry.call, widened(weight))
-        layer = self.geometry.describe(full)
-        factors = convolution_rescaling(
-            layer,
-            self.iterations,
-            q=None,
-            form=self.form,
-            input_size=self.geometry.input_size,
-            side=self.side,
-            call=self.geometry.call,
-        )
-        return scale_channels(layer, full, factors, self.side).to(weight.dtype)
+        return self._once(_rescaled, (self.geometry, self.iterations, self.form, self.side), weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is assigned is the weight before rescaling."""
@@ -183,13 +169,7 @@ class SpectralNorm(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The normalised weight, computed once as long as the weight stays the same; zero stays zero."""
-        return self._once(self._normalised, weight)
-
-    def _normalised(self, weight: Tensor) -> Tensor:
-        full, _ = moderate(self.geometry.call, widened(weight))
-        layer, size = self.geometry.describe(full), self.geometry.input_size
-        norm = quick_norm(layer, size) if self.iterations is None else norm2(layer, size, self.iterations)
-        return (full / positive(norm)).to(weight.dtype)
+        return self._once(_normalised, (self.geometry, self.iterations), weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is assigned is the weight before normalisation."""
@@ -199,6 +179,22 @@ class SpectralNorm(nn.Module):
         """For printing."""
         size = "" if self.geometry.input_size is None else f", input_size={self.geometry.input_size}"
         return f"iterations={self.iterations}{size}"
+
+
+# Not methods: what is kept of them would keep the parametrisation, which keeps it.
+def _rescaled(geometry: _Geometry, iterations: int, form: Form, side: Side, weight: Tensor) -> Tensor:
+    full, _ = moderate(geometry.call, widened(weight))
+    layer = geometry.describe(full)
+    size, call = geometry.input_size, geometry.call
+    factors = convolution_rescaling(layer, iterations, q=None, form=form, input_size=size, side=side, call=call)
+    return scale_channels(layer, full, factors, side).to(weight.dtype)
+
+
+def _normalised(geometry: _Geometry, iterations: int | None, weight: Tensor) -> Tensor:
+    full, _ = moderate(geometry.call, widened(weight))
+    layer, size = geometry.describe(full), geometry.input_size
+    norm = quick_norm(layer, size) if iterations is None else norm2(layer, size, iterations)
+    return (full / positive(norm)).to(weight.dtype)
 
 
 def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor, side: Side) -> Tensor:
