@@ -315,3 +315,17 @@ def test_refused_layers_are_left_alone():
         spectral_rescaling(layer, form="x")
     assert not parametrize.is_parametrized(layer)
     assert gramcert.spectral_norm(layer).tol_reached
+
+
+@pytest.mark.parametrize("entries", [2**20, 0])
+def test_gradients_of_channels_that_hardly_count_are_finite(entries, monkeypatch):
+    monkeypatch.setattr("gramcert.rescaling.frequency.MOST_ENTRIES", entries)
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        layer = nn.Conv1d(5, 6, 3)
+        sizes = 10.0 ** (-25 * torch.rand(1, 5, 1, generator=generator))
+        with torch.no_grad():
+            layer.weight.copy_(torch.randn(6, 5, 3, generator=generator) * sizes)
+        spectral_rescaling(layer, side="input")
+        (layer.weight * torch.randn(6, 5, 3, generator=generator)).sum().backward()
+        assert torch.isfinite(layer.parametrizations.weight.original.grad).all()

@@ -35,7 +35,7 @@ def spectral_rescaling(
     Args:
         module: ``nn.Linear``, ``nn.Conv1d/2d/3d`` or ``nn.ConvTranspose1d/2d/3d``, with any geometry.
         name: the parameter.
-        iterations: t; 1 is AOL, larger brings the norm nearer to 1. ``None`` is 2, or 3 for ``form="spatial"``.
+        iterations: t; 1 is AOL, larger brings the norm nearer to 1. ``None`` is 2, or 3 where a form is given.
         form: ``"spatial"`` (the paper) or ``"frequency"`` (tighter at the same t); see
             :func:`gramcert.rescaling.rescaling_vector`. ``None`` is ``"frequency"``, but ``"spatial"`` where
             iterations are given.
@@ -69,10 +69,10 @@ def register_rescaling(
     """:func:`spectral_rescaling` with the name of the public function or layer for errors."""
     geometry = _Geometry(call, module, name, input_size)
     if form is None and iterations is None:
-        form, side = "frequency", side or geometry.smaller_side
+        form, iterations, side = "frequency", 2, side or geometry.smaller_side
     form = form or "spatial"
     side = side or "input"
-    iterations = {"frequency": 2}.get(form, 3) if iterations is None else iterations
+    iterations = 3 if iterations is None else iterations
     return _register(module, name, SpectralRescaling(geometry, iterations, form, side))
 
 
@@ -146,21 +146,7 @@ class SpectralRescaling(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The rescaled weight; R is computed in float32 or better, and once as long as the weight stays the same."""
-        return self._once(self._rescaled, weight)
-
-    def _rescaled(self, weight: Tensor) -> Tensor:
-        full, _ = moderate(self.geometry.call, widened(weight))
-        layer = self.geometry.describe(full)
-        factors = convolution_rescaling(
-            layer,
-            self.iterations,
-            q=None,
-            form=self.form,
-            input_size=self.geometry.input_size,
-            side=self.side,
-            call=self.geometry.call,
-        )
-        return scale_channels(layer, full, factors, self.side).to(weight.dtype)
+        return self._once(_rescaled, (self.geometry, self.iterations, self.form, self.side), weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is assigned is the weight before rescaling."""
@@ -183,13 +169,7 @@ class SpectralNorm(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The normalised weight, computed once as long as the weight stays the same; zero stays zero."""
-        return self._once(self._normalised, weight)
-
-    def _normalised(self, weight: Tensor) -> Tensor:
-        full, _ = moderate(self.geometry.call, widened(weight))
-        layer, size = self.geometry.describe(full), self.geometry.input_size
-        norm = quick_norm(layer, size) if self.iterations is None else norm2(layer, size, self.iterations)
-        return (full / positive(norm)).to(weight.dtype)
+        return self._once(_normalised, (self.geometry, self.iterations), weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is assigned is the weight before normalisation."""
@@ -199,6 +179,22 @@ class SpectralNorm(nn.Module):
         """For printing."""
         size = "" if self.geometry.input_size is None else f", input_size={self.geometry.input_size}"
         return f"iterations={self.iterations}{size}"
+
+
+# Not methods: what is kept of them would keep the parametrisation, which keeps it.
+def _rescaled(geometry: _Geometry, iterations: int, form: Form, side: Side, weight: Tensor) -> Tensor:
+    full, _ = moderate(geometry.call, widened(weight))
+    layer = geometry.describe(full)
+    size, call = geometry.input_size, geometry.call
+    factors = convolution_rescaling(layer, iterations, q=None, form=form, input_size=size, side=side, call=call)
+    return scale_channels(layer, full, factors, side).to(weight.dtype)
+
+
+def _normalised(geometry: _Geometry, iterations: int | None, weight: Tensor) -> Tensor:
+    full, _ = moderate(geometry.call, widened(weight))
+    layer, size = geometry.describe(full), geometry.input_size
+    norm = quick_norm(layer, size) if iterations is None else norm2(layer, size, iterations)
+    return (full / positive(norm)).to(weight.dtype)
 
 
 def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor, side: Side) -> Tensor:

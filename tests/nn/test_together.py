@@ -1,6 +1,7 @@
 """The weights of equal residual layers computed at once are those that each computes for itself."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_values_and_gradients(options):
     x = torch.randn(3, 4, 4, 4, dtype=torch.float64)
     expected = model(x)
     with together(twin):
-        assert len(residual_layers._PREPARED) == 9
+        assert len(residual_layers._INSIDE.layers) == 9
         found = twin(x)
     torch.testing.assert_close(found, expected)
     for result in (found, expected):
@@ -73,7 +74,7 @@ def test_nothing_stays_behind():
     x = torch.randn(2, 4, 4, 4, dtype=torch.float64)
     with pytest.raises(ValueError, match="expected"), together(model):
         model(x[:, :3])
-    assert not len(residual_layers._PREPARED)
+    assert not len(residual_layers._INSIDE.layers)
     with together(model):
         model(x)
     before = model(x)
@@ -82,9 +83,11 @@ def test_nothing_stays_behind():
     assert not torch.allclose(model(x), before)
     # A part of it inside another, and a certificate inside, which looks at the weights themselves.
     with together(model[:2]), together(model):
-        assert len(residual_layers._PREPARED) == 9
-        torch.testing.assert_close(model[0].outer_weight().detach(), -residual_layers._PREPARED[model[0]].detach())
-    assert not len(residual_layers._PREPARED)
+        assert len(residual_layers._INSIDE.layers) == 9
+        torch.testing.assert_close(
+            model[0].outer_weight().detach(), -residual_layers._INSIDE.layers[model[0]].weight.detach()
+        )
+    assert not len(residual_layers._INSIDE.layers)
 
 
 def test_layers_of_one_dimension_and_half_precision():
@@ -94,3 +97,71 @@ def test_layers_of_one_dimension_and_half_precision():
     with together(model):
         found = model(x)
     torch.testing.assert_close(found, model(x))
+
+
+def linear_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(*(SLLLinear(6, 8, dtype=torch.float64) for _ in range(3)))
+
+
+def gradients(model, y):
+    return torch.autograd.grad(y.square().sum(), list(model.parameters()))
+
+
+def test_other_parameters_inside():
+    model, x = linear_layers(), torch.randn(4, 6, dtype=torch.float64)
+    others = {name: torch.randn_like(each) for name, each in model.named_parameters()}
+    call = torch.func.functional_call
+    with together(model):
+        found = call(model, others, (x,))
+        by_others = torch.func.grad(lambda given: call(model, given, (x,)).square().sum())(others)
+    torch.testing.assert_close(found, call(model, others, (x,)))
+    expected = torch.func.grad(lambda given: call(model, given, (x,)).square().sum())(others)
+    torch.testing.assert_close(by_others, expected)
+
+
+@pytest.mark.parametrize("name", ["weight", "log_q"])
+def test_changes_inside_are_seen(name):
+    model, x = linear_layers(), torch.randn(4, 6, dtype=torch.float64)
+    with together(model):
+        with torch.no_grad():
+            getattr(model[0], name).mul_(3).add_(torch.randn(8, 1)[:, 0] if name == "log_q" else 0.0)
+        found = model(x)
+        with together(model):
+            torch.testing.assert_close(model(x), found)
+    torch.testing.assert_close(found, model(x))
+    with together(model):
+        model.float()
+        assert model(x.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_gradient_is_lost(mode):
+    model, x = linear_layers(), torch.randn(4, 6, dtype=torch.float64)
+    expected = gradients(model, model(x))
+    with mode(), together(model):
+        with torch.inference_mode(False), torch.enable_grad():
+            torch.testing.assert_close(gradients(model, model(x)), expected)
+            with together(model):
+                torch.testing.assert_close(gradients(model, model(x)), expected)
+        assert not model(x).requires_grad
+    model[0].requires_grad_(False)
+    with together(model):
+        model[0].requires_grad_(True)
+        torch.testing.assert_close(gradients(model, model(x)), expected)
+
+
+def test_threads_have_their_own():
+    model, x = linear_layers(), torch.randn(4, 6, dtype=torch.float64)
+    expected, found = gradients(model, model(x)), []
+
+    def step():
+        with together(model):
+            found.append(gradients(model, model(x)))
+
+    with torch.no_grad(), together(model):
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        assert len(residual_layers._INSIDE.layers) == 3
+    torch.testing.assert_close(found[0], expected)

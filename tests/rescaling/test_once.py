@@ -1,15 +1,20 @@
 """A weight is computed once per step, and nobody can tell: every change is seen, every backward pass works."""
 
 import copy
+import gc
 import io
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from gramcert.parametrizations import SpectralRescaling, spectral_norm, spectral_rescaling
+from gramcert import parametrizations
+from gramcert.parametrizations import spectral_norm, spectral_rescaling
 
 MAPS = {"rescaled": spectral_rescaling, "normalised": spectral_norm}
 
@@ -30,16 +35,29 @@ def fresh(layer):
     return twin.weight.detach()
 
 
+def computed(layer, weight):
+    """The weight as a function of another parameter, without anything that is kept."""
+    parametrization = layer.parametrizations.weight[0]
+    return type(parametrization).forward(_WithoutOnce(parametrization), weight)
+
+
+class _WithoutOnce:
+    def __init__(self, parametrization):
+        self.__dict__.update(
+            parametrization.__dict__, _once=lambda compute, settings, weight: compute(*settings, weight)
+        )
+
+
 @pytest.fixture
 def count(monkeypatch):
     """How often R was computed."""
-    calls, compute = [], SpectralRescaling._rescaled
+    calls, compute = [], parametrizations._rescaled
 
-    def counted(self, weight):
-        calls.append(weight)
-        return compute(self, weight)
+    def counted(*arguments):
+        calls.append(arguments)
+        return compute(*arguments)
 
-    monkeypatch.setattr(SpectralRescaling, "_rescaled", counted)
+    monkeypatch.setattr(parametrizations, "_rescaled", counted)
     return calls
 
 
@@ -65,9 +83,7 @@ def test_uses_are_told_apart_by_nobody(layer):
     together = torch.autograd.grad(sum(losses), weight, retain_graph=True)[0]
     apart = [torch.autograd.grad(loss, weight)[0] for loss in losses]
     torch.testing.assert_close(together, sum(apart))
-    parametrization = layer.parametrizations.weight[0]
-    compute = getattr(parametrization, "_rescaled", None) or parametrization._normalised
-    plain = nn.functional.conv2d(x, compute(weight), layer.bias, padding=1).square().sum()
+    plain = nn.functional.conv2d(x, computed(layer, weight), layer.bias, padding=1).square().sum()
     torch.testing.assert_close(apart[0], torch.autograd.grad(plain, weight)[0])
 
 
@@ -137,9 +153,7 @@ def test_second_derivatives(layer):
     weight = original(layer)
     gradient = torch.autograd.grad(layer.weight.square().sum() + layer.weight.sum(), weight, create_graph=True)[0]
     second = torch.autograd.grad(gradient.square().sum(), weight)[0]
-    parametrization = layer.parametrizations.weight[0]
-    compute = getattr(parametrization, "_rescaled", None) or parametrization._normalised
-    plain = compute(weight)
+    plain = computed(layer, weight)
     expected = torch.autograd.grad(plain.square().sum() + plain.sum(), weight, create_graph=True)[0]
     torch.testing.assert_close(gradient, expected)
     torch.testing.assert_close(second, torch.autograd.grad(expected.square().sum(), weight)[0])
@@ -193,3 +207,82 @@ def test_torchs_own_cache(layer):
         first = layer.weight
         assert layer.weight is first
     assert torch.equal(layer.weight, first)
+
+
+def test_settings_are_seen():
+    layer = spectral_rescaling(nn.Linear(5, 4).double(), iterations=1)
+    _ = layer.weight
+    layer.parametrizations.weight[0].iterations = 6
+    assert torch.equal(layer.weight, fresh(layer))
+
+
+def test_nothing_leads_to_the_parameter(layer):
+    """After a step the parameter may be swapped, which torch refuses while a graph leads to it, or a weak reference."""
+    layer(torch.randn(1, 3, 4, 4, dtype=torch.float64)).sum().backward()
+    torch.utils.swap_tensors(original(layer), nn.Parameter(torch.randn_like(original(layer))))
+    assert torch.equal(layer.weight, fresh(layer))
+
+
+def test_nothing_that_made_the_weight_stays(layer):
+    base = torch.randn_like(original(layer), requires_grad=True)
+    inner = torch.randn_like(base)
+    kept, made = weakref.ref(inner), base * inner
+    call = torch.func.functional_call
+    call(layer, {"parametrizations.weight.original": made}, torch.randn(1, 3, 4, 4).double()).sum().backward()
+    assert base.grad is not None
+    last = weakref.ref(made)
+    del inner, made
+    gc.collect()
+    assert kept() is None
+    assert last() is None
+
+
+def test_one_node_for_all_uses(layer):
+    """While there are any; a second pass after the first has its own."""
+    first, second = layer.weight, layer.weight
+    assert first.grad_fn.next_functions[0][0] is second.grad_fn.next_functions[0][0]
+    for _ in range(2):
+        layer.weight.square().sum().backward()
+    found = original(layer).grad
+    torch.testing.assert_close(
+        found, 2 * torch.autograd.grad(computed(layer, original(layer)).square().sum(), original(layer))[0]
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by torch's own rules of tangents
+@pytest.mark.parametrize("gradients", [True, False])
+def test_tangents_are_not_lost(layer, gradients):
+    weight = original(layer).detach().requires_grad_(gradients)
+    parametrization = layer.parametrizations.weight[0]
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError):  # as without anything kept
+        parametrization(forward_ad.make_dual(weight, torch.ones_like(weight)))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_frozen_between_forward_and_backward(layer):
+    x = torch.randn(1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    loss = layer(x).square().sum()
+    original(layer).requires_grad_(False)
+    loss.backward(create_graph=True)
+    assert original(layer).grad is None
+    assert x.grad is not None
+
+
+def test_modes_of_torch(layer):
+    x = torch.randn(1, 3, 4, 4, dtype=torch.float64)
+    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        original(layer).data.add_(0.1)
+        layer(x).sum().backward()
+    original(layer).data.add_(0.1)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer(mode.from_tensor(x)).shape == (1, 4, 4, 4)
+    assert torch.equal(layer.weight, fresh(layer))
+    before = original(layer).detach().clone().requires_grad_()
+    original(layer).grad = None
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        loss = layer(x).square().sum()
+        with torch.no_grad():
+            original(layer).add_(1.0)
+        loss.backward()
+    plain = nn.functional.conv2d(x, computed(layer, before), layer.bias, padding=1).square().sum()
+    torch.testing.assert_close(original(layer).grad, torch.autograd.grad(plain, before)[0])

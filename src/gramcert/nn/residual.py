@@ -5,8 +5,10 @@ R rescales the inner channels, so that R·WᵀW·R ⪯ I. Then I - 2WR²DWᵀ wi
 """
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
@@ -14,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, checked_iterations, require_finite, widened
+from gramcert.arguments import Sizes, axis_sizes, can_be_read, checked_iterations, require_finite, widened
 from gramcert.bounds.layer import norm2
 from gramcert.bounds.powers import positive
 from gramcert.geometry.convolution import Convolution
@@ -34,8 +36,45 @@ LARGEST_LOG_Q = 30.0
 # Gram matrices up to so many entries are computed at once: larger ones gain nothing, and would all be in memory.
 MOST_TOGETHER = 2**20
 
-# What :func:`together` has computed, for the layers inside it.
-_PREPARED: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class _Prepared:
+    """-2R²Wᵀ of a layer, and the state of what it was made from."""
+
+    weight: Tensor
+    sources: tuple[tuple[Tensor, int, int, bool], ...]
+
+    @classmethod
+    def of(cls, layer: "_Residual", weight: Tensor) -> "_Prepared":
+        """With the parameters of the layer as they are."""
+        return cls(weight, tuple(_state(each) for each in layer.sources()))
+
+    def is_of(self, layer: "_Residual") -> bool:
+        """Whether a layer may use it: with these very parameters, not written to, and with a graph to those trained."""
+        if self.weight.is_inference() and not torch.is_inference_mode_enabled():
+            return False
+        return all(
+            source is kept and state == other and trained <= covered
+            for (source, *state, trained), (kept, *other, covered) in zip(
+                map(_state, layer.sources()), self.sources, strict=True
+            )
+        )
+
+
+def _state(parameter: Tensor) -> tuple[Tensor, int, int, bool]:
+    if parameter.is_inference() or not can_be_read(parameter):  # without these numbers
+        return parameter, 0, 0, torch.is_grad_enabled()
+    return parameter, parameter._version, parameter.data_ptr(), torch.is_grad_enabled() and parameter.requires_grad
+
+
+class _Inside(threading.local):
+    """What :func:`together` has computed for the layers inside it: each thread its own, as each has its own graph."""
+
+    def __init__(self) -> None:
+        self.layers: WeakKeyDictionary[nn.Module, _Prepared] = WeakKeyDictionary()
+
+
+_INSIDE = _Inside()
 
 _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -90,9 +129,15 @@ class _Residual(nn.Module):
 
     def _negative_outer_weight(self) -> Tensor:
         """-2R²Wᵀ: a sum with it spares the negative of a whole batch in the backward pass."""
-        if torch.compiler.is_compiling() or is_recorded() or self not in _PREPARED:
-            return _negative_outer_weights([self])[0]
-        return _PREPARED[self]
+        if not (torch.compiler.is_compiling() or is_recorded()):
+            prepared = _INSIDE.layers.get(self)
+            if prepared is not None and prepared.is_of(self):
+                return prepared.weight
+        return _negative_outer_weights([self])[0]
+
+    def sources(self) -> list[Tensor]:
+        """What R depends on."""
+        return [self.weight] if self.log_q is None else [self.weight, self.log_q]
 
     def likeness(self) -> tuple[object, ...]:
         """What layers have in common whose weights can be computed at once."""
@@ -270,7 +315,9 @@ def together(model: nn.Module) -> Iterator[None]:
     """Within it the residual layers of a model use weights computed at its beginning, those of equal layers at once.
 
     R of many small layers costs little more than that of one, so a step of training is faster inside; the backward pass
-    may come later. As in torch's ``parametrize.cached``, parameters must not change before the end.
+    may come later, but if parts of the model are checkpoints, which run again. One backward pass: several need
+    ``retain_graph=True``, as in torch's ``parametrize.cached``. Layers whose parameters are replaced or written to
+    inside compute their weights again; what is written to ``parameter.data`` is not seen. Other threads are outside.
 
     Example:
         >>> import torch, gramcert
@@ -281,20 +328,26 @@ def together(model: nn.Module) -> Iterator[None]:
         >>> torch.allclose(y, model(x))
         True
     """
+    inside = _INSIDE.layers
     families: dict[tuple[object, ...], list[_Residual]] = {}
     for layer in model.modules():
-        if isinstance(layer, _Residual) and layer not in _PREPARED:
-            families.setdefault(layer.likeness(), []).append(layer)
-    entered = [layer for layers in families.values() for layer in layers]
+        if isinstance(layer, _Residual):
+            before = inside.get(layer)
+            if before is None or not before.is_of(layer):
+                families.setdefault(layer.likeness(), []).append(layer)
+    entered = [(layer, inside.get(layer)) for layers in families.values() for layer in layers]
     try:
         for layers in families.values():
             each = max(1, MOST_TOGETHER // layers[0].weight.shape[0] ** 2)
             for some in (layers[start : start + each] for start in range(0, len(layers), each)):
-                _PREPARED.update(zip(some, _negative_outer_weights(some), strict=True))
+                for layer, weight in zip(some, _negative_outer_weights(some), strict=True):
+                    inside[layer] = _Prepared.of(layer, weight)
         yield
     finally:
-        for layer in entered:
-            _PREPARED.pop(layer, None)
+        for layer, before in entered:
+            inside.pop(layer, None)
+            if before is not None:
+                inside[layer] = before
 
 
 def _negative_outer_weights(layers: Sequence[_Residual]) -> list[Tensor]:

@@ -88,6 +88,12 @@ def _is_small(q: Tensor) -> bool:
     return q.numel() * q.shape[1] ** 2 <= MOST_ENTRIES
 
 
+def _signs(values: Tensor, size: Tensor) -> Tensor:
+    """Values over their sizes; what is subnormal counts as 0, whose inverse with a slope would be out of range."""
+    counts = size >= torch.finfo(size.dtype).tiny
+    return values * torch.where(counts, 1 / torch.where(counts, size, 1.0), 0.0)
+
+
 def _through_each(
     symbol: FilterSymbol, q: Tensor, log: Tensor, index: Tensor, grad: Tensor, iterations: int
 ) -> tuple[Tensor, Tensor]:
@@ -104,7 +110,7 @@ def _through_each(
     sums = (size @ q[..., None])[..., 0]
     q_gradient = (slopes[:, None, :] @ size)[:, 0] - slopes * sums / q
     # C = ½ w_i (e_i c_i* + c_i e_i*) with c_j = q_j·sgn(P_ji).
-    right = last * (q[:, None, :] * slopes[..., None] / (2 * positive(size)))[..., None]
+    right = _signs(last, size[..., None]) * (q[:, None, :] * slopes[..., None] / 2)[..., None]
     pulled = powers.pull_back_pair(unit, right).flatten(2)
     gradient = torch.real(waves.mH @ pulled) * powers.growth
     return gradient.transpose(0, 1).reshape(symbol.filters.shape), q_gradient
@@ -125,7 +131,7 @@ def _through_all(
         q_gradient = q_gradient + ((size.mT @ slopes[..., None])[..., 0] - slopes * sums / q).sum(0)
         # C_ij = ½(w_i q_j + w_j q_i)·sgn(P_ij), the Hermitian part of the derivative.
         outer = slopes[..., None] * q[:, None, :]
-        cotangent = powers.pull_back(last * ((outer + outer.mT) / (2 * positive(size))))
+        cotangent = powers.pull_back(_signs(last, size) * ((outer + outer.mT) / 2))
         gradient = gradient + symbol.adjoint(chunk, cotangent) * powers.growth
     return gradient, q_gradient
 
@@ -159,6 +165,6 @@ def _through_rows(
         shares = (weights @ size) / positive(weights @ unit)
         q_gradient += ((size - unit * shares) @ slopes.mT)[..., 0].sum(0)
         # C = Σ ½ w_i (e_i c_i* + c_i e_i*) with c_j = q_j·sgn(P_ji).
-        right = last * (weights.mT * slopes / (2 * positive(size)))
+        right = _signs(last, size) * (weights.mT * slopes / 2)
         gradient += symbol.adjoint(used[chunk], powers.pull_back_pair(left, right)) * powers.growth
     return gradient, q_gradient

@@ -1,13 +1,17 @@
-"""A function of parameters, computed once as long as they have the same values: once per step, not once per forward.
+"""A function of a weight, computed once as long as that has the same values: once per step, not once per forward.
 
 What is kept is known by its values, compared entry by entry: versions do not see what is written to ``parameter.data``,
-and a comparison is one pass over the memory. Gradients pass through one node for all uses, so that a backward pass
-through several of them computes them once. That node keeps the graph of the computation for itself, and so may be
-passed again, as after computations that are not shared. Whoever uses the result gets a copy, which may be overwritten.
+and a comparison is one pass over the memory. It is computed from a copy of them, with a graph of its own that ends
+there, so nothing that is kept leads to the parameter, or to what that was made from.
+
+Gradients pass through one node for all uses, so that a backward pass through several of them computes them once, and
+again as often as it is passed. The node lives as long as what was made with it. Whoever uses the result gets a copy,
+which may be overwritten.
 """
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,25 +24,39 @@ from gramcert.rescaling.vector import is_recorded
 Compute = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Kept:
-    """The inputs, their values as they were, and the result."""
+    """The computation, the values it is of, its result, and the node for all uses while there are any."""
 
-    inputs: list[weakref.ref[Tensor]]
-    versions: list[int]
-    values: list[Tensor]
+    compute: Compute
+    settings: tuple[Any, ...]
+    leaf: Tensor
     result: Tensor
+    shared: weakref.ref[Tensor] | None = None
 
-    def is_of(self, inputs: tuple[Tensor, ...], *, with_graph: bool) -> bool:
-        """Whether it is the result for these inputs; its graph leads to the very tensors that it was made from.
+    @classmethod
+    def made(cls, compute: Compute, settings: tuple[Any, ...], weight: Tensor, *, with_graph: bool) -> "_Kept":
+        """From a copy of the values."""
+        leaf = weight.detach().clone().requires_grad_(with_graph)
+        # Saved by nobody else's rules: a checkpoint would find less saved when it comes again, and nothing is computed.
+        with _own_rules() if with_graph else nullcontext():
+            return cls(compute, settings, leaf, compute(*settings, leaf))
 
-        Autograd holds on to versions, even if the same values were written.
-        """
-        if with_graph:
-            same = all(kept() is given for kept, given in zip(self.inputs, inputs, strict=True))
-            if not self.result.requires_grad or not same or self.versions != _versions(inputs):
-                return False
-        return all(_are_equal(kept, given.detach()) for kept, given in zip(self.values, inputs, strict=True))
+    def is_of(self, compute: Compute, settings: tuple[Any, ...], weight: Tensor, *, with_graph: bool) -> bool:
+        """Whether it is the result for this weight."""
+        if self.compute is not compute or self.settings != settings or with_graph > self.result.requires_grad:
+            return False
+        same_kind = self.leaf.dtype == weight.dtype and self.leaf.device == weight.device
+        return same_kind and torch.equal(self.leaf.detach(), weight.detach())
+
+    def of(self, weight: Tensor) -> Tensor:
+        """A copy of the result as a function of a weight with the values that it is of."""
+        shared = None if self.shared is None else self.shared()
+        node: Any = None if shared is None else shared.grad_fn
+        if shared is None or node.weight is not weight or node.version != weight._version:
+            shared = _run(_Shared, self, weight)
+            self.shared = weakref.ref(shared)
+        return _run(_Use, shared)
 
 
 class Once:
@@ -47,19 +65,17 @@ class Once:
     def __init__(self) -> None:
         self._kept: _Kept | None = None
 
-    def __call__(self, compute: Compute, *inputs: Tensor) -> Tensor:
-        """``compute(*inputs)``, or a copy of what it was for the same values."""
-        if _is_watched() or not all(_may_be_kept(each) for each in inputs):
-            return compute(*inputs)
-        with_graph = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+    def __call__(self, compute: Compute, settings: tuple[Any, ...], weight: Tensor) -> Tensor:
+        """``compute(*settings, weight)``, or a copy of what it was for the same settings and values."""
+        if _is_watched() or not _may_be_kept(weight):
+            return compute(*settings, weight)
+        with_graph = torch.is_grad_enabled() and weight.requires_grad
         kept = self._kept
-        if kept is None or not kept.is_of(inputs, with_graph=with_graph):
+        if kept is None or not kept.is_of(compute, settings, weight, with_graph=with_graph):
             if torch.is_inference_mode_enabled():  # such results cannot be trained with later
-                return compute(*inputs)
-            result = _shared(compute, *inputs) if with_graph else compute(*inputs)
-            values = [each.detach().clone() for each in inputs]
-            kept = self._kept = _Kept([weakref.ref(each) for each in inputs], _versions(inputs), values, result)
-        return kept.result.clone() if with_graph else kept.result.detach().clone()
+                return compute(*settings, weight)
+            kept = self._kept = _Kept.made(compute, settings, weight, with_graph=with_graph)
+        return kept.of(weight) if with_graph else kept.result.detach().clone()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Once":
         return Once()
@@ -69,54 +85,64 @@ class Once:
 
 
 class _Shared(torch.autograd.Function):
-    """The computation as one node of the graph, with a graph of its own inside."""
+    """The computation as one node of the graph."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Compute, *inputs: Tensor) -> Tensor:
-        leaves = [each.detach().requires_grad_(each.requires_grad) for each in inputs]
-        # Saved by nobody else's rules: a checkpoint would find less saved when it comes again, and nothing is computed.
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
-            result = compute(*leaves)
-        ctx.compute, ctx.leaves, ctx.result, ctx.inputs = compute, leaves, result, inputs
-        ctx.versions = _versions(inputs)
-        return result.detach()
+    def forward(ctx: Any, kept: _Kept, weight: Tensor) -> Tensor:
+        ctx.kept, ctx.weight, ctx.version = kept, weight, weight._version
+        return kept.result.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.versions != _versions(ctx.inputs):
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        # What was saved is a copy, but autograd holds on to versions, and second derivatives need the weight itself.
+        if ctx.version != ctx.weight._version:
             raise RuntimeError("a weight was modified in place between the forward and the backward pass")
-        result, leaves = ctx.result, ctx.leaves
-        again = torch.is_grad_enabled()
-        if again:  # a second derivative must see how the result depends on the inputs
-            leaves = ctx.inputs
-            result = ctx.compute(*leaves)
-        wanted = [each for each in leaves if each.requires_grad]
-        found = iter(torch.autograd.grad(result, wanted, grad, retain_graph=True, create_graph=again))
-        return None, *(next(found) if each.requires_grad else None for each in leaves)
+        kept = ctx.kept
+        if not torch.is_grad_enabled():
+            return None, *torch.autograd.grad(kept.result, kept.leaf, grad, retain_graph=True)
+        # A second derivative must see how the result depends on the weight; on one that was frozen since it does not.
+        weight = ctx.weight if ctx.weight.requires_grad else ctx.weight.detach().requires_grad_()
+        result = kept.compute(*kept.settings, weight)
+        return None, *torch.autograd.grad(result, weight, grad, create_graph=True)
 
 
-def _shared(compute: Compute, *inputs: Tensor) -> Tensor:
-    result: Tensor = _Shared.apply(compute, *inputs)  # type: ignore[no-untyped-call]
+class _Use(torch.autograd.Function):
+    """A copy that keeps the tensor it was made from, and so the node that others may share."""
+
+    @staticmethod
+    def forward(ctx: Any, shared: Tensor) -> Tensor:
+        ctx.shared = shared
+        return shared.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _run(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)
     return result
+
+
+def _own_rules() -> AbstractContextManager[Any]:
+    """Tensors are saved as they are; where hooks are forbidden there are none."""
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
 
 
 def _is_watched() -> bool:
     """Whether somebody records or transforms what is computed, and must see all of it."""
-    return torch.compiler.is_compiling() or is_recorded() or torch._C._functorch.peek_interpreter_stack() is not None
+    if torch.compiler.is_compiling() or is_recorded():
+        return True
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    has_tangents = torch.autograd.forward_ad._current_level >= 0
+    return is_transformed or has_tangents or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _may_be_kept(tensor: Tensor) -> bool:
     """Plain tensors with values, of no class that does things its own way."""
     return type(tensor) in (Tensor, nn.Parameter) and can_be_read(tensor) and not tensor.is_inference()
-
-
-def _versions(tensors: tuple[Tensor, ...]) -> list[int]:
-    return [each._version for each in tensors]
-
-
-def _are_equal(first: Tensor, second: Tensor) -> bool:
-    same_kind = first.dtype == second.dtype and first.device == second.device
-    return same_kind and torch.equal(first, second)
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

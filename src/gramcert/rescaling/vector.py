@@ -254,8 +254,9 @@ def moderate(call: str, weight: Tensor) -> tuple[Tensor, Tensor | None]:
             f"{call}: its weight is computed anew in each call, which ONNX and TorchScript cannot record; "
             "use gramcert.nn.export(model) first"
         )
-    if can_be_read(weight):
-        value = float(torch.stack(torch.aminmax(weight.detach())).abs().amax())
+    ends = torch.stack(torch.aminmax(weight.detach())) if can_be_read(weight) else weight
+    if can_be_read(ends):  # not if a mode that has no values took the weight
+        value = float(ends.abs().amax())
         if 1 / MODERATE <= value <= MODERATE:
             return weight, None
     largest = weight.detach().abs().amax()
