@@ -63,7 +63,7 @@ QUESTIONS = [
     question(1e-2, 224, "150×", 1, 2),
     question(1e-3, 224, "50×", 1, 2),
     question(1e-2, 32, "2×", 5, 5),
-    question(1e-3, 32, "1×", 5, 5),
+    question(1e-3, 32, "8×", 5, 5),
     Question(
         "spectral_norm, orthogonal-like 64×64×3×3, tol 1e-4",
         "spectral_norm, random kernel, tol 1e-2",

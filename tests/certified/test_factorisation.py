@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from blocks import in_blocks
 from cases import kernels
 from gramcert.certified.factorisation import SMALLEST, factorise, is_blocked, terms
+from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
 from gramcert.certified.torus import torus_maximum
 from gramcert.certified.work import Work
@@ -125,3 +126,51 @@ def test_factors_larger_than_expected_are_looked_at_again(monkeypatch):
     assert bool(symbol.all_below(frequency, level, torch.float32))
     assert errors[1] > errors[0]
     assert symbol._sizes[torch.float32] > 1
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_tiny_blocks_decide_as_eigenvalues_do(dtype):
+    generator = torch.Generator().manual_seed(3)
+    for order in range(2, 20):
+        roots = torch.randn(20, order, order, dtype=dtype, generator=generator)
+        shifts = torch.randn(20, generator=generator).to(dtype)[:, None, None]
+        tried = roots @ roots.mH / order + shifts * torch.eye(order, dtype=dtype)
+        smallest = torch.linalg.eigvalsh(tried)[:, 0]
+        with in_blocks():
+            passed = factorise(tried.clone(), measure=False)[0]
+        certain = smallest.abs() > 1e-3
+        assert torch.equal(passed[certain], (smallest > 0)[certain])
+
+
+@pytest.mark.parametrize("default", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_proof_that_took_off_too_little_is_none(default):
+    """Close above the eigenvalue: the factor exists, but is not known to be near enough."""
+    kernel = torch.randn(100, 100, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    symbol = GramSymbol(kernel / kernel.abs().max())
+    frequency = torus_maximum(symbol, 1e-3, Work(2**31, None)).frequency
+    largest = float(torch.linalg.eigvalsh(symbol.evaluate(frequency, torch.float64))[0, -1])
+    torch.set_default_dtype(default)
+    try:
+        for dtype, gap in ((torch.float32, 1e-4), (torch.float64, 1e-13)):
+            level = largest * (1 + gap)
+            assert not bool(symbol.all_below(frequency, level, dtype, hopeful=False))
+            symbol._sizes[dtype] = 1e-6
+            assert not bool(symbol.all_below(frequency, level, dtype))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@given(st.integers(0, 2**31), st.integers(-6, 6))
+def test_proofs_within_a_few_units_of_the_eigenvalue(seed, units):
+    """Whatever is proved holds in rational numbers, at levels where nothing but the error terms decides."""
+    kernel = torch.randn(3, 3, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    symbol = GramSymbol(kernel)
+    frequency = Frequencies(torch.zeros(1, 0, dtype=torch.int64), ())
+    rows = [[Fraction(value) for value in row] for row in kernel[:, :, 0].tolist()]
+    gram = [[sum(a * b for a, b in zip(one, two, strict=True)) for two in rows] for one in rows]
+    largest = float(torch.linalg.eigvalsh(symbol.evaluate(frequency, torch.float64))[0, -1])
+    for dtype in (torch.float32, torch.float64):
+        level = largest * (1 + units * torch.finfo(dtype).eps)
+        if bool(symbol.all_below(frequency, level, dtype)):
+            shifted = [[(Fraction(level) if i == j else 0) - gram[i][j] for j in range(3)] for i in range(3)]
+            assert all(pivot >= 0 for pivot in pivots(shifted))

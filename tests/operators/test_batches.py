@@ -62,3 +62,11 @@ def test_what_is_not_finite_stays_so_and_other_samples_are_their_own():
     assert error[1] == float("inf")
     assert y[[0, 2]].isfinite().all()
     assert error[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize(("size", "padding", "stride"), [(1, 5, 20), (2, 7, 30), (3, 3, 9), (1, 1, 2)])
+def test_layers_that_read_nothing_or_little(size, padding, stride):
+    kernel = whole_numbers(2, 1, 1)
+    axes = layer_axes(Convolution(kernel, stride, padding), (size,))
+    x = whole_numbers(3, 1, 1, size)
+    assert torch.equal(BatchedConvolution(kernel[None], axes)(x), TapwiseLayer(kernel[None], axes).apply(x))

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from gramcert.certified.banded import band_operations
-from gramcert.certified.embedded import EMBEDDED
 from gramcert.certified.embedded import proves_below as embedded_below
+from gramcert.certified.embedding import EMBEDDED
 from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import PaddingMode

@@ -53,7 +53,8 @@ def band_operations(kernel: Tensor, axes: tuple[Axis, ...]) -> float:
     sides = []
     for side in (0, 1):
         places = [axis.outputs if side == 0 else axis.size for axis in axes]
-        reach = [axis.dilation * (axis.taps - 1) for axis in axes]
+        # Without a stride, places of different residues of a dilation do not meet, and lie apart.
+        reach = [(axis.dilation if axis.stride > 1 else 1) * (axis.taps - 1) for axis in axes]
         steps = [axis.stride if side == 0 else 1 for axis in axes]
         for along, size in enumerate(places):
             block = kernel.shape[side] * math.prod(places) / size

@@ -9,14 +9,13 @@ what it gives is ready for the products at each frequency.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gramcert.certified.embedding import Embedding
 from gramcert.certified.work import Work
-from gramcert.geometry.axis import Axis
-from gramcert.geometry.symbol import COMPLEX, FrequencyGrid, symbols, taps_first
+from gramcert.geometry.symbol import COMPLEX, symbols, taps_first
 
 # Steps of block conjugate gradients at most.
 MOST_STEPS = 200
@@ -39,34 +38,6 @@ PORTION = 64
 NAME = "vectors for the circulant"
 
 
-@dataclass(frozen=True)
-class Embedding:
-    """A circulant that has a zero-padded layer as a part of its matrix, on each axis.
-
-    Attributes:
-        axes: of the circulant.
-        layer_axes: of the layer, without places that are never read.
-    """
-
-    axes: tuple[Axis, ...]
-    layer_axes: tuple[Axis, ...]
-
-    @property
-    def inputs(self) -> tuple[slice, ...]:
-        """The places of the circulant's input that are the layer's."""
-        return tuple(slice(max(0, axis.before), axis.before + axis.size) for axis in self.layer_axes)
-
-    @property
-    def outputs(self) -> tuple[slice, ...]:
-        """The same of the outputs."""
-        return tuple(slice(0, axis.outputs) for axis in self.layer_axes)
-
-    @property
-    def grid(self) -> FrequencyGrid:
-        """The frequencies of the circulant, on the phases of the stride."""
-        return FrequencyGrid.unshifted(tuple(axis.outputs for axis in self.axes))
-
-
 class Deflation:
     """The circulant of a reduced kernel (out, in·phases, *taps) on the places of an embedding, in one precision."""
 
@@ -74,10 +45,7 @@ class Deflation:
         self._grid, self._work, self._dtype = embedding.grid, work, dtype
         self._sizes, self._axes = self._grid.sizes, embedding.axes
         kernel = reduced.to(dtype)
-        places = [
-            [axis.dilation * tap for tap in range(taps)]
-            for axis, taps in zip(self._axes, kernel.shape[2:], strict=True)
-        ]
+        places = [range(taps) for taps in kernel.shape[2:]]
         twiddles = self._grid.twiddles(self._grid.indices(kernel.device), self._grid.tables(places, kernel))
         self.small_is_output = kernel.shape[0] <= kernel.shape[1]
         # The layer reads place o + a where a convolution would read o - a: its symbol is the conjugate of E.

@@ -22,7 +22,6 @@ values, by Cholesky factors of s²I - G(ω) + VV* with p(ω) columns V at each f
 by products of the taps in float64.
 """
 
-import dataclasses
 import itertools
 import math
 from typing import Any
@@ -30,7 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramcert.certified.deflation import BLOCK, REMEMBERED, Deflation, Embedding, TooLowError
+from gramcert.certified.deflation import BLOCK, REMEMBERED, Deflation, TooLowError
+from gramcert.certified.embedding import EMBEDDED, Embedding, embeddings
 from gramcert.certified.frequencies import Frequencies, all_combinations
 from gramcert.certified.gram_symbol import GramSymbol, crude_norm
 from gramcert.certified.lifted import LiftedLayer
@@ -40,7 +40,8 @@ from gramcert.geometry.axis import Axis
 from gramcert.geometry.convolution import Convolution
 from gramcert.rounding import cholesky_error, diagonal_error, down, gamma, norm_up, scaled_down, underflow, up
 
-EMBEDDED = "circulant but for a few vectors"
+# Of eigenvalue routines, on numbers that have overflowed.
+_NotConvergedError: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 # Singular values above the level past which another method is better.
 MOST_VECTORS = 512
@@ -58,65 +59,18 @@ OPERATIONS = 40.0
 LEVELS, RESIDUAL = (0.6, 0.75), 0.2
 
 
-def embedding(axes: tuple[Axis, ...], work: Work) -> Embedding:
-    """The smallest circulant that has the layer as a part; stops where there is none of this kind."""
-    compact = tuple(_compact(axis) for axis in axes)
-    work.require_bytes(EMBEDDED, sum(32 * (axis.size + 2 * axis.used + axis.outputs * axis.taps) for axis in compact))
-    circles = tuple(_circle(axis) for axis in compact)
-    for circle, axis in zip(circles, compact, strict=True):
-        if not _contains(circle, axis):
-            raise ArithmeticError(f"spectral_norm: {circle} does not contain {axis}; please report this")
-    return Embedding(circles, compact)
-
-
-def _compact(axis: Axis) -> Axis:
-    """The places that are read, of which the first may be cut off: stride and dilation without a common factor."""
-    if axis.mode != "zeros":
-        raise OutOfBudgetError(f"{EMBEDDED}: made for zero padding")
-    common = math.gcd(axis.stride, axis.dilation)
-    residue = -axis.before % common  # of the places that are read
-    size, before = -(-(axis.size - residue) // common), (axis.before + residue) // common
-    stride, dilation = axis.stride // common, axis.dilation // common
-    if axis.taps == 1:  # the same matrix at each place that is read
-        return dataclasses.replace(axis, size=1, outputs=1, before=0, stride=1, dilation=1)
-    if (stride > 1 and dilation > 1) or stride > axis.taps:  # where windows do not overlap sup is the norm itself
-        raise OutOfBudgetError(f"{EMBEDDED}: not made for stride {axis.stride} with dilation {axis.dilation}")
-    return dataclasses.replace(axis, size=size, before=before, stride=stride, dilation=dilation)
-
-
-def _circle(axis: Axis) -> Axis:
-    """The smallest circle on which each output reads what it reads on the axis, and zeros outside the layer's input.
-
-    That input begins at place ``before``, and what is read beyond the last place must end before it comes again.
-    """
-    size = max(axis.before + axis.size, axis.used - max(0, axis.before), axis.outputs * axis.stride)
-    outputs = -(-size // axis.stride)
-    return Axis(outputs * axis.stride, outputs, 0, axis.taps, axis.stride, axis.dilation, "circular")
-
-
-def _contains(circle: Axis, axis: Axis) -> bool:
-    """Whether the first outputs of the circle read the places of the axis, moved by ``before``, and no others."""
-    places = circle.sources()[: axis.outputs] - axis.before
-    inside = (places >= 0) & (places < axis.size)
-    return torch.equal(torch.where(inside, places, axis.size), axis.sources())
-
-
 class EmbeddedLayer:
-    """The proof for one group's kernel (out, in, *taps) and its reduction to stride 1, at one input size."""
+    """The proof for one group's kernel (out, in, *taps) and its reduction to stride 1, on one circulant."""
 
-    def __init__(self, kernel: Tensor, reduced: Tensor, symbol: GramSymbol, axes: tuple[Axis, ...], work: Work) -> None:
+    def __init__(self, kernel: Tensor, reduced: Tensor, symbol: GramSymbol, embedding: Embedding, work: Work) -> None:
         self._kernel, self._reduced, self._symbol, self._work = kernel, reduced, symbol, work
-        self.embedding = embedding(axes, work)
-        self._grid = self.embedding.grid
+        self.embedding, self._grid = embedding, embedding.grid
         work.require_operations(EMBEDDED, OPERATIONS * len(self._grid) * symbol.order**3)
-        work.require_bytes(EMBEDDED, symbol.bytes + 64 * len(self._grid) * len(axes))
+        work.require_bytes(EMBEDDED, symbol.bytes + 64 * len(self._grid) * len(embedding.axes))
         # All of the half grid, also along axes on which the symbol is constant: each frequency is counted.
         points = all_combinations([torch.arange(size) for size in self._grid.shape])
-        sizes, spread = ([getattr(axis, name) for axis in self.embedding.axes] for name in ("outputs", "dilation"))
-        self._frequencies = Frequencies(
-            (points * torch.tensor(spread) % torch.tensor(sizes))[:, symbol.axes],
-            tuple(sizes[axis] for axis in symbol.axes),
-        )
+        sizes = self._grid.sizes
+        self._frequencies = Frequencies(points[:, symbol.axes], tuple(sizes[axis] for axis in symbol.axes))
         self.count = 0  # of the vectors that were needed
 
     def bound(self, lower: float, tol: float) -> float:
@@ -125,9 +79,16 @@ class EmbeddedLayer:
         Raises:
             TooLowError: if the lower bound is too far from the norm.
         """
+        try:
+            return self._bound(lower, tol)
+        except _NotConvergedError:
+            return math.inf
+
+    def _bound(self, lower: float, tol: float) -> float:
         first = up(lower * (1 + LEVELS[0] * tol))
         eigenpairs = self._failing(first)
-        level = _apart(first, lower * (1 + LEVELS[1] * tol), [values.sqrt() for values, _ in eigenpairs.values()])
+        last = max(first, lower * (1 + LEVELS[1] * tol))
+        level = _apart(first, last, [values.sqrt() for values, _ in eigenpairs.values()])
         found = self._above(level, eigenpairs)
         if not found:
             return math.inf if found is None else level
@@ -135,7 +96,8 @@ class EmbeddedLayer:
         self.count = sum(int(times[index]) * len(values) for index, (values, _) in found.items())
         if self.count > MOST_VECTORS:
             raise OutOfBudgetError(f"{EMBEDDED}: {self.count} vectors, more than {MOST_VECTORS}")
-        return self._verify(level, *self._vectors(level, found, tol), tol)
+        vectors = self._vectors(level, found, tol)
+        return math.inf if vectors is None else self._verify(level, *vectors, tol)
 
     def is_below(self, norm: float, tol: float) -> bool:
         """Whether this norm was proved, if about ``tol`` of it is left."""
@@ -180,7 +142,9 @@ class EmbeddedLayer:
                 result[index] = values, vectors
         return result
 
-    def _vectors(self, level: float, found: dict[int, tuple[Tensor, Tensor]], tol: float) -> tuple[Tensor, Tensor]:
+    def _vectors(
+        self, level: float, found: dict[int, tuple[Tensor, Tensor]], tol: float
+    ) -> tuple[Tensor, Tensor] | None:
         """Z on the circulant's inputs and outputs, (1, channels, *places, count)."""
         dtype = torch.float32 if tol >= COARSE else torch.float64
         self._require_memory(dtype)
@@ -193,10 +157,8 @@ class EmbeddedLayer:
                 waves.append(search.waves(index, vectors))
                 sizes.append(values.sqrt().repeat(waves[-1].shape[-1] // len(values)))
         together = torch.cat(sizes)
-        if len(together) != self.count:
-            raise ArithmeticError(
-                f"spectral_norm: {len(together)} vectors for {self.count} singular values; please report this"
-            )
+        if len(together) != self.count:  # opposite frequencies that disagree about a value at the level
+            return None
         small, large = search.solve(torch.cat(waves, -1), together, level, RESIDUAL / 3 * tol * level)
         y, x = (small, large) if search.small_is_output else (large, small)
         sides = [side.movedim(-2, 0)[None].double() for side in (search.from_phases(x), y)]
@@ -277,12 +239,17 @@ def proves_below(layer: Convolution, axes: tuple[Axis, ...], norm: float, work: 
         return True
     assert lifted.axes is not None
     target = down(scaled_down(norm, -lifted.exponent) - lifted.lost)
+    if target <= 0:
+        return False
+    parts = embeddings(lifted.axes, work)
     for kernel, reduced in zip(lifted.kernels, lifted.reduced, strict=True):
         if crude_norm(kernel) <= target:
             continue
-        proof = EmbeddedLayer(kernel, reduced, GramSymbol.within(EMBEDDED, reduced, work), lifted.axes, work)
-        if not any(proof.is_below(target, tol) for tol in TOLD):
-            return False
+        symbol = GramSymbol.within(EMBEDDED, reduced, work)
+        for part in parts:
+            proof = EmbeddedLayer(kernel, reduced, symbol, part, work)
+            if not any(proof.is_below(target, tol) for tol in TOLD):
+                return False
     return True
 
 

@@ -17,7 +17,7 @@ which is known afterwards: where off-diagonal entries are small it is much small
 import torch
 from torch import Tensor
 
-# Order of blocks, and rows updated at a time.
+# Order of blocks, and rows updated at a time: whole blocks, whose triangles are both needed.
 BLOCK, ROWS = 32, 128
 
 # Orders from which it is faster than LAPACK.
@@ -45,6 +45,7 @@ def factorise(matrices: Tensor, *, measure: bool) -> tuple[Tensor, Tensor | None
         That, and the largest entry of |R*||R|·1, rounded, in float64, if it was looked at. Moduli are replaced by sums
         of absolute parts there, which are not smaller.
     """
+    assert ROWS % BLOCK == 0
     order = matrices.shape[-1]
     if not is_blocked(order):
         return torch.linalg.cholesky_ex(matrices)[1] == 0, None
@@ -66,7 +67,9 @@ def factorise(matrices: Tensor, *, measure: bool) -> tuple[Tensor, Tensor | None
         adjoint = solved.mH.contiguous()
         for row in range(stop, order, ROWS):
             updated = slice(row - stop, row - stop + ROWS)
-            matrices[:, row : row + ROWS, row:].baddbmm_(adjoint[:, updated], solved[:, :, row - stop :], alpha=-1)
+            # Not in one call with the product, in which the sum might begin with what it is subtracted from: then that
+            # would be rounded once for each of the products.
+            matrices[:, row : row + ROWS, row:].sub_(torch.bmm(adjoint[:, updated], solved[:, :, row - stop :]))
     if not measure:
         return ~failed, None
     return ~failed, sums.reshape(len(matrices), order, parts).sum(-1).amax(-1).nan_to_num_(torch.inf, torch.inf)

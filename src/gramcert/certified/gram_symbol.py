@@ -232,9 +232,10 @@ class GramSymbol:
         added = 0.0
         if lifted is not None:
             matrices += lifted @ lifted.mH
-            # |VV*| is rounded in its sums, and once where it is added.
+            # VV* is rounded in its sums; where it is added, the sum is.
             columns = up(norm_up(lifted) * norm_up(lifted))
-            added = up(up(complex_gamma(lifted.shape[1] + 2) * columns) + underflow(8 * lifted.numel()))
+            sums = up(up(complex_gamma(lifted.shape[1] + 2) * columns) + underflow(8 * lifted.numel()))
+            added = up(sums + up(gamma(2) * up(self._amount + columns)))
         diagonal = matrices.diagonal(dim1=-2, dim2=-1)
         real = diagonal.real if self.is_complex else diagonal
         size = float(real.abs().max()) + abs(level)
@@ -252,7 +253,7 @@ class GramSymbol:
         if sizes is None:
             return passed
         sizes = sums_up(sizes, self.order, dtype)
-        errors = torch.tensor([self._factor_error(each, dtype) for each in sizes.tolist()])
+        errors = torch.tensor([self._factor_error(each, dtype) for each in sizes.tolist()], dtype=torch.float64)
         proved = passed & (errors <= allowed)
         if bool(passed.any()):
             self._sizes[dtype] = RESERVE * float(sizes[passed].max()) / max(abs(level), 1e-300)

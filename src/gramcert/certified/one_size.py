@@ -18,7 +18,8 @@ from torch import Tensor
 from gramcert.certified.banded import BandedGram, band_bytes, band_operations, smaller_grams
 from gramcert.certified.deflation import TooLowError
 from gramcert.certified.dense import DenseGram
-from gramcert.certified.embedded import EMBEDDED, EmbeddedLayer
+from gramcert.certified.embedded import EmbeddedLayer
+from gramcert.certified.embedding import EMBEDDED, embeddings
 from gramcert.certified.every_size import supremum
 from gramcert.certified.frequencies import Frequencies, all_combinations
 from gramcert.certified.gram_symbol import GramSymbol, crude_norm
@@ -115,9 +116,10 @@ class OneSize:
         if self._is_small and self._is_quick():
             return [(LANCZOS, self._lanczos), (DENSE, self._proof)]
         looked = [(ALL_FREQUENCIES, self._all_frequencies), (LANCZOS, self._lanczos)]
+        looked.append((EMBEDDING, self._promising_embedding))
         proofs = [(EMBEDDED, self._embedded), (BANDED, self._proof)]
         if any(axis.mode != "zeros" for axis in self.axes):
-            proofs = [(EMBEDDING, self._promising_embedding), (BANDED, self._proof)]
+            del proofs[0]
         elif len(self.kernels) * band_operations(self.kernels[0], self.axes) <= QUICK_BAND:
             proofs.reverse()
         return [*looked, *proofs, (EMBEDDING, self._embedding)]
@@ -198,7 +200,7 @@ class OneSize:
         tol = self.tol / 2
         if self.bound.square > 1:  # pixels repeat
             tol = max(tol, 1e-2)
-        elif self._distance_from_supremum > self.tol:
+        elif self._distance_from_supremum > EMBEDDING_GAIN * self.tol:
             tol = max(tol, FOR_A_START)
         found = supremum(self.reduced, tol, self.work)
         self._tighten(up(found.upper * root_up(self.bound.square)), ALL_FREQUENCIES)
@@ -345,8 +347,16 @@ class OneSize:
 
     def _embedded_group(self, group: int) -> tuple[float, int]:
         """An upper bound of one group's norm, or infinity, and how many vectors it took."""
-        symbol = self._symbol(EMBEDDED, group)
-        layer = EmbeddedLayer(self.kernels[group], self.reduced[group], symbol, self.axes, self.work)
+        symbol, highest, count = self._symbol(EMBEDDED, group), 0.0, 0
+        for part in embeddings(self.axes, self.work):
+            layer = EmbeddedLayer(self.kernels[group], self.reduced[group], symbol, part, self.work)
+            highest, count = max(highest, self._embedded_part(layer)), max(count, layer.count)
+            if math.isinf(highest):
+                break
+        return highest, count
+
+    def _embedded_part(self, layer: EmbeddedLayer) -> float:
+        """The same of one part of it."""
         while True:
             before = self.lower
             try:
@@ -354,11 +364,11 @@ class OneSize:
             except TooLowError:
                 upper = math.inf
             if math.isfinite(upper):
-                return upper, layer.count
+                return upper
             self._settled = max(1e-3 * self._settled, 1e-16)  # two values may lie close together
             self._lanczos()
             if self.lower <= before * (1 + self.tol / 50):
-                return math.inf, layer.count
+                return math.inf
 
     def _proof(self) -> str:
         """Prove half the tolerance above the lower bound; where that fails, look for more below, then ask for less."""

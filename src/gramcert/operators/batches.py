@@ -65,8 +65,11 @@ class BatchedConvolution:
         return y
 
     def _padded(self, x: Tensor) -> Tensor:
-        if all(axis.mode == "zeros" for axis in self.axes):
-            pads = [side for axis in self.axes[::-1] for side in (axis.before, axis.used - axis.size - axis.before)]
+        sides = [(axis.before, axis.used - axis.size - axis.before) for axis in self.axes]
+        # torch crops before it pads, which must leave something.
+        cropped = [min(0, before) + min(0, after) for before, after in sides]
+        if all(axis.mode == "zeros" and axis.size + cut >= 0 for axis, cut in zip(self.axes, cropped, strict=True)):
+            pads = [side for both in sides[::-1] for side in both]
             return torch.nn.functional.pad(x, pads) if any(pads) else x
         x = torch.nn.functional.pad(x, (0, 1) * len(self.axes))  # the place that stands for a zero
         for dim, axis in enumerate(self.axes, 3):
