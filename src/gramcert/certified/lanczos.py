@@ -20,12 +20,14 @@ EXHAUSTED = {4: 1e-6, 8: 1e-14}  # by the bytes of a number
 SETTLED = 0.02
 
 
-def top_eigenpair(matrix: Tensor, start: Tensor, enough: float, *, dense: bool = False) -> tuple[float, Tensor]:
+def top_eigenpair(
+    matrix: Tensor, start: Tensor, enough: float, steps: int = KRYLOV_STEPS, *, dense: bool = False
+) -> tuple[float, Tensor]:
     """About the largest eigenvalue of a Hermitian positive semidefinite matrix, and its vector."""
     if dense or len(matrix) <= DENSE_ORDER:
         values, vectors = torch.linalg.eigh(matrix)
         return float(values[-1]), vectors[:, -1]
-    return top_vector(lambda x: matrix @ x, start, KRYLOV_STEPS, enough)
+    return top_vector(lambda x: matrix @ x, start, steps, enough)
 
 
 def top_vector(

@@ -8,10 +8,13 @@ from torch import Tensor
 
 from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
-from gramcert.certified.lanczos import top_eigenpair
+from gramcert.certified.lanczos import KRYLOV_STEPS, top_eigenpair
 
 # Krylov steps that rank frequencies: so many, and one more for so many rows of a matrix.
 RANKING_STEPS, ROWS_FOR_A_STEP = 10, 96
+
+# Krylov steps at most for a symbol that is one matrix, which is looked at once.
+SINGLE_STEPS = 400
 
 # Newton steps that follow a maximum.
 FOLLOWING_STEPS = 12
@@ -70,7 +73,8 @@ class Peaks:
             if step:
                 frequency = Frequencies.nearest(self._ascend(frequency.values()[0], vector))
             matrix = self._symbol.evaluate(frequency, dtype)[0]
-            new, found = top_eigenpair(matrix, vector.to(matrix.dtype), enough, dense=dense)
+            steps = KRYLOV_STEPS if self._symbol.is_complex else SINGLE_STEPS
+            new, found = top_eigenpair(matrix, vector.to(matrix.dtype), enough, steps, dense=dense)
             vector = found.to(vector.dtype)
             gained, value = new - value, max(new, value)
             if gained <= enough * value:

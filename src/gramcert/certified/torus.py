@@ -110,8 +110,9 @@ def torus_maximum(symbol: GramSymbol, tol: float, work: Work, floor: float = 0.0
     def run() -> str:
         first = search.cover(LARGE_FIRST_RADIUS if symbol.order >= LARGE else FIRST_RADIUS)
         search.look(first)
-        # A single matrix is known at once as well as rounding allows; else in case that the time runs out.
-        if work.max_seconds is not None or not symbol.is_complex:
+        # A single matrix is known at once as well as rounding allows, in a few factorisations, which large ones are not
+        # worth; else in case that the time runs out.
+        if work.max_seconds is not None or not (symbol.is_complex or symbol.order >= LARGE):
             search.upper = min(search.upper, search.bound(first))
         search.measure_flatness(first)
         return search.close(search.cover(search.first_radius()))
@@ -261,13 +262,17 @@ class _Search:
         missed, highest, is_first = self._relax(), 0.0, True
         while len(cells):
             start = time.perf_counter()
-            failing = self._failing(cells, self._level(cells), self._precision(self._allowance(cells.radius)))
+            allowance = self._allowance(cells.radius)
+            dtype = self._precision(allowance)
+            failing = self._failing(cells, self._level(cells), dtype)
+            if dtype == torch.float32 and allowance <= self.room / 4:  # splitting would not help much, exactness may
+                failing = failing[self._failing(cells.choose(failing), self._level(cells), torch.float64)]
             seconds = time.perf_counter() - start
             if not len(failing):
                 break
             share, cells = len(failing) / len(cells), cells.choose(failing)
             before = self.target
-            curved = self._allowance(cells.radius) > SUSPICIOUS * self.room
+            curved = allowance > SUSPICIOUS * self.room
             if not (curved and (is_first or share < SUSPICIOUS_SHARE)):
                 self.look(cells)
             is_first = False
@@ -318,6 +323,8 @@ class _Search:
 
     def _precision(self, allowance: float = 0.0) -> torch.dtype:
         """For cells with that allowance; where it is large they would rather be split than proved more exactly."""
+        if not self.symbol.is_complex:  # one matrix, once
+            return torch.float64
         coarse = self.symbol.rounding(self.target**2, torch.float32)
         enough = max(FLOAT32_SHARE * self.room, FLOAT32_OF_CURVATURE * allowance, SHARE * self.room - allowance)
         return torch.float32 if coarse <= min(enough, self.room / 2) else torch.float64
