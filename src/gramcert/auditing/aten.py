@@ -246,7 +246,8 @@ class Translator(Context):
     def _constant(self, arguments: Arguments) -> Any:
         """What does not depend on the input is computed as torch does, from operators without side effects."""
         if arguments.target == "getitem":
-            return arguments.values["a"][arguments.values["b"]]
+            whole = arguments.values["a"]
+            return whole if isinstance(whole, Opaque) else whole[arguments.values["b"]]
         if arguments.target in _INTEGERS:  # of sizes that the program leaves open
             values = list(arguments.values.values())
             known = all(isinstance(value, int) for value in values) and len(values) == 2
@@ -255,6 +256,8 @@ class Translator(Context):
         allowed &= not (arguments.get("train", False) or arguments.get("training", False))
         if arguments.op in WITHOUT_STATISTICS:
             allowed |= arguments.values.get("running_mean") is None and arguments.values.get("running_var") is None
+        if arguments.target.startswith("wrap_with_"):
+            return Opaque(_change(arguments.target))
         if not allowed or not arguments.target.startswith("aten."):
             return Opaque(f"{arguments.op}: computed from constants by an operator that is not known")
         for value in arguments.values.values():
