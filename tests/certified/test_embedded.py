@@ -172,6 +172,14 @@ class TestWhatMustNotBeAccepted:
         x[..., 0], y[..., 0] = x[..., 1], y[..., 1]
         assert found._verify(level, x, y, 1e-2) == math.inf
 
+    def test_vectors_that_only_rounding_tells_apart_prove_nothing(self, layer):
+        """N is positive as computed, by less than it may be off."""
+        found, truth = layer
+        level, x, y = self.level_and_vectors(found, truth)
+        for side in (x, y):
+            side[..., 0] = side[..., 1] + 1e-7 * side[..., 0]
+        assert found._verify(level, x, y, 1e-2) == math.inf
+
     def test_a_singular_value_that_was_overlooked_is_found(self, layer):
         found, truth = layer
         level = truth * 1.01
