@@ -9,6 +9,6 @@ import pytest
 def in_blocks(force=True):
     with pytest.MonkeyPatch.context() as patch:
         if force:
-            for name, value in (("SMALLEST", 1), ("BLOCK", 2), ("ROWS", 4)):
+            for name, value in (("SMALLEST", 1), ("BLOCK", 2), ("PANEL", 8), ("ROWS", 4)):
                 patch.setattr(f"gramcert.certified.factorisation.{name}", value)
         yield

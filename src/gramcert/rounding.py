@@ -33,7 +33,7 @@ _LARGEST = math.nextafter(math.inf, 0.0)
 _INFINITY = torch.tensor(math.inf, dtype=torch.float64, device="cpu")
 
 # Entries of large tensors that are worked on at a time.
-_PIECE = 2**16
+_PIECE = 2**19
 
 ASSUMPTIONS = (
     "IEEE 754 arithmetic, rounding to nearest, subnormal numbers kept (checked in every call)",
@@ -171,9 +171,9 @@ def absolute_sums(kernel: Tensor, exponent: int = 0) -> tuple[float, float]:
             for _, few in _pieces(part, 2, 1):
                 exact = few.cpu().double()
                 scaled, each = scaled_tensor(exact, exponent) if exponent else (exact, 0.0)
-                sizes, lost = scaled.abs(), max(lost, each)
-                rows[first : first + sizes.shape[0]] += sizes.sum((1, 2))
-                columns[second : second + sizes.shape[1]] += sizes.sum((0, 2))
+                lost = max(lost, each)
+                rows[first : first + len(few)] += torch.linalg.vector_norm(scaled, 1, dim=(1, 2))
+                columns[second : second + few.shape[1]] += torch.linalg.vector_norm(scaled, 1, dim=(0, 2))
     totals = []
     for sums, terms in ((rows, weights[0].numel()), (columns, weights[:, 0].numel())):
         # Each is a sum of so many terms in some order, of which each may have lost something.
@@ -305,10 +305,10 @@ def largest_exponent(weights: Tensor) -> int:
 
 
 def scaled_tensor(values: Tensor, exponent: int) -> tuple[Tensor, float]:
-    """values·2^exponent in float64, and how much each entry may have lost to underflow."""
+    """values·2^exponent in float64, and how much each entry may have lost to underflow, if they become smaller."""
     half = exponent // 2
     scaled = (values * 2.0**half).mul_(2.0 ** (exponent - half))
-    kept = torch.equal((scaled * 2.0 ** (half - exponent)).mul_(2.0**-half), values)
+    kept = exponent >= 0 or torch.equal((scaled * 2.0 ** (half - exponent)).mul_(2.0**-half), values)
     return scaled, 0.0 if kept else 2.0**-1073
 
 

@@ -51,7 +51,7 @@ def test_the_size_of_factors(dtype):
 
 
 def test_sums_are_short():
-    assert 32 + 512 // 32 <= terms(512) < 64  # a sum within a block, and one subtraction for each of them
+    assert 128 + 512 // 128 + 2 <= terms(512) < 140  # a sum over a panel, a subtraction for each, and within one
     assert terms(SMALLEST - 1) == SMALLEST - 1
 
 

@@ -46,7 +46,7 @@ def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:
             upper = max(upper, crude[group])
             continue
         try:
-            symbol = GramSymbol.within(method, kernel, work)
+            symbol = GramSymbol.within(method, kernel, work, crude[group])
         except OutOfBudgetError as error:
             lower, upper, missed = max(lower, lower_norm(kernel, work)), max(upper, crude[group]), str(error)
             continue

@@ -113,6 +113,9 @@ class Cells:
         centres = all_combinations(points)
         if diamonds:
             centres = centres[(centres[:, 0] + centres[:, 1]) % 2 == 0]
+            # Where the last axis is its own mirror image, half of the one before is enough.
+            mirrored = (2 * centres[:, -1] % units[-1] == 0) & (2 * centres[:, -2] > units[-2])
+            centres = centres[~mirrored]
         return cls(Frequencies(centres, tuple(units)), total)
 
     @staticmethod

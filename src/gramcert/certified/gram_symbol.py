@@ -31,7 +31,6 @@ from gramcert.rounding import (
     norm_up,
     root_up,
     sums_up,
-    total_up,
     underflow,
     up,
 )
@@ -47,8 +46,8 @@ SHARED, LARGE_BATCH_BYTES = 8, 2**27
 # memory and less time.
 INTERLEAVED = 1024
 
-# Rows of a symmetric product that are made at a time.
-SYMMETRIC_ROWS = 512
+# Rows from which halves of a symmetric product are worth to be told apart.
+SYMMETRIC_ROWS = 128
 
 # What ‖|R*||R|‖ is taken for at first, in units of the level; and how much more than seen so far.
 EXPECTED_SIZE, RESERVE = 64.0, 1.25
@@ -69,7 +68,7 @@ class Table:
 class GramSymbol:
     """G(ω) of one kernel (out, in, *taps) in float64. Axes with one tap are left out: G is constant along them."""
 
-    def __init__(self, kernel: Tensor, batch: int | None = None) -> None:
+    def __init__(self, kernel: Tensor, batch: int | None = None, crude: float | None = None) -> None:
         self.axes = [axis for axis, size in enumerate(kernel.shape[2:]) if size > 1]
         self._transposed = kernel.shape[0] > kernel.shape[1]
         kernel = kernel.transpose(0, 1) if self._transposed else kernel
@@ -84,21 +83,25 @@ class GramSymbol:
         self._skipped = math.prod(2 * size - 1 for size in self.sizes[1:]) // 2
         self._lag_count = math.prod(2 * size - 1 for size in self.sizes) // 2 + 1
         self._batch = batch or _usual_batch(self.order, self._lag_count)
+        self._crude = crude
         self.bytes = 0  # what it may come to take, where that is limited
         self._tables: dict[torch.dtype, Table] = {}
         self._lent: dict[torch.dtype, Tensor] = {}
         self._sizes = dict.fromkeys((torch.float32, torch.float64), EXPECTED_SIZE)
 
     @classmethod
-    def within(cls, name: str, kernel: Tensor, work: Work) -> "GramSymbol":
-        """The symbol of a kernel, whose batches are small enough for the memory; stops where no tables fit into it."""
+    def within(cls, name: str, kernel: Tensor, work: Work, crude: float | None = None) -> "GramSymbol":
+        """The symbol of a kernel, whose batches are small enough for the memory; stops where no tables fit into it.
+
+        ``crude`` is its :func:`crude_norm`, if that is known.
+        """
         order = min(kernel.shape[:2])
         lags = math.prod(2 * size - 1 for size in kernel.shape[2:]) // 2 + 1
         # The kernel transposed, and two parts of it that are multiplied.
         fixed = 24 * kernel.numel() + 24 * lags * (kernel.dim() - 2)
         if lags == 1:  # real, one matrix: stored in both precisions, shifted and factorised
             work.require_bytes(name, fixed + 48 * order**2)
-            return cls(kernel, 1)
+            return cls(kernel, 1, crude)
         # Correlations, even and odd coefficients, and those in float32 or what they are made from.
         fixed += 8 * order**2 * ((7 if order <= INTERLEAVED else 4) * lags + 8)
         # In float32 twice as many: sines and cosines in both precisions; real and imaginary parts, the matrices made of
@@ -107,14 +110,14 @@ class GramSymbol:
         work.require_bytes(name, fixed + each)
         # Half of the memory is left for the frequencies themselves.
         batch = max(1, min(_usual_batch(order, lags), (work.available // 2 - fixed) // each))
-        symbol = cls(kernel, batch)
+        symbol = cls(kernel, batch, crude)
         symbol.bytes = fixed + batch * each
         return symbol
 
     @functools.cached_property
     def crude(self) -> float:
         """A bound of every λ_max(G), and of Σ_a of the absolute sums that C_a is made of."""
-        crude = crude_norm(self.kernel)
+        crude = crude_norm(self.kernel) if self._crude is None else self._crude
         return up(crude * crude)
 
     @functools.cached_property
@@ -187,11 +190,12 @@ class GramSymbol:
     def _amount(self) -> float:
         """Upper bound of the row sums of all absolute coefficients."""
         even, odd = self._coefficients()
-        amounts = sum((row.abs() for row in (*even, *odd)), torch.zeros_like(even[0]))
-        return up(total_up(amounts.reshape(self.order, -1)) * (1 + 4 * gamma(2 * len(even) + 2)))
+        sums = sum(torch.linalg.vector_norm(row.reshape(self.order, -1), 1, dim=1) for row in (*even, *odd))
+        terms = self.order * (len(even) + len(odd))
+        return up(up(float(torch.as_tensor(sums).max()) * (1 + 2 * gamma(terms))) + underflow(terms))
 
     def evaluate(self, frequencies: Frequencies, dtype: torch.dtype) -> Tensor:
-        """G at each frequency, within ``error(dtype)`` in norm."""
+        """G at each frequency, within ``error(dtype)`` in norm, to be read only."""
         return self._evaluated(frequencies, dtype, 1, None)
 
     def lend(self, frequencies: Frequencies, dtype: torch.dtype, sign: int = 1) -> Tensor:
@@ -205,7 +209,11 @@ class GramSymbol:
         table = self.table(dtype)
         shape = (len(frequencies), self.order, self.order)
         if not self.is_complex:
-            return (sign * table.even).reshape(1, *shape[1:]).repeat(len(frequencies), 1, 1)
+            matrix = table.even.reshape(1, *shape[1:])
+            out = None if memory is None else memory[: matrix.numel()].reshape(matrix.shape)
+            if out is not None or sign != 1:
+                matrix = torch.mul(matrix, sign, out=out)
+            return matrix if len(frequencies) == 1 else matrix.repeat(len(frequencies), 1, 1)
         cosines, sines = frequencies.waves(self._lag_ranges)
         cosines, sines = sign * cosines[:, self._skipped :].to(dtype), sign * sines[:, self._skipped + 1 :].to(dtype)
         if table.pairs is None:
@@ -290,7 +298,8 @@ class GramSymbol:
     def norm_below(self, frequency: Frequencies, vector: Tensor) -> float:
         """A lower bound of σ(E) at one frequency: ‖E*v‖/‖v‖ for a vector of p entries, rounding included."""
         image = self._adjoint(frequency, vector)
-        amounts = self.taps.abs().sum(-1)
+        moduli = self.taps.abs()
+        amounts = moduli.sum(-1) if self.axes else moduli[..., 0]
         amount = up(norm_up(amounts.T @ vector.abs().double()) * (1 + 4 * gamma(self.kernel[0].numel() + 4)))
         # Each part of the image is a sum over p and the taps; the moduli of the two parts add at most a factor √2.
         relative = up(2 * complex_gamma(self.order + math.prod(self.sizes) + 8) + 2 * TWIDDLE_ERROR)
@@ -312,11 +321,15 @@ class GramSymbol:
 
 
 def _symmetric_product(left: Tensor, result: Tensor) -> None:
-    """left·leftᵀ in blocks of rows up to the diagonal: about half of the work."""
-    for start in range(0, len(left), SYMMETRIC_ROWS):
-        stop = min(start + SYMMETRIC_ROWS, len(left))
-        result[start:stop, :stop] = left[start:stop] @ left[:stop].T
-        result[:start, start:stop] = result[start:stop, :start].T
+    """left·leftᵀ by halves, of which the products with one another are made once: half of the work."""
+    half = len(left) // 2
+    if half < SYMMETRIC_ROWS:
+        torch.mm(left, left.T, out=result)
+        return
+    torch.mm(left[half:], left[:half].T, out=result[half:, :half])
+    result[:half, half:] = result[half:, :half].T
+    _symmetric_product(left[:half], result[:half, :half])
+    _symmetric_product(left[half:], result[half:, half:])
 
 
 def _usual_batch(order: int, lags: int) -> int:

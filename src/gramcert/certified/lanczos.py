@@ -30,6 +30,24 @@ def top_eigenpair(
     return top_vector(lambda x: matrix @ x, start, steps, enough)
 
 
+def solve_below(matrix: Tensor, top: float, right: Tensor, steps: int = KRYLOV_STEPS) -> Tensor:
+    """About (top·I - matrix)⁻¹ times the columns of ``right``, from a few steps of conjugate gradients for each.
+
+    ``top`` is the largest eigenvalue, and the columns are orthogonal to its vector.
+    """
+    solution, residual = torch.zeros_like(right), right.clone()
+    direction, length = residual, residual.abs().square().sum(0)
+    for _ in range(min(steps, len(right) - 1)):
+        image = top * direction - matrix @ direction
+        along = (direction.conj() * image).real.sum(0)
+        step = torch.where(along > 0, length / along, 0.0)  # nothing but rounding is left where it is not
+        solution = solution + step * direction
+        residual = residual - step * image
+        before, length = length, residual.abs().square().sum(0)
+        direction = residual + torch.where(before > 0, length / before, 0.0) * direction
+    return solution
+
+
 def top_vector(
     apply: Callable[[Tensor], Tensor], start: Tensor, steps: int, enough: float = 0.0
 ) -> tuple[float, Tensor]:

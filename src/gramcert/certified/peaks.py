@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
-from gramcert.certified.lanczos import KRYLOV_STEPS, top_eigenpair
+from gramcert.certified.lanczos import KRYLOV_STEPS, solve_below, top_eigenpair
 
 # Krylov steps that rank frequencies: so many, and one more for so many rows of a matrix.
 RANKING_STEPS, ROWS_FOR_A_STEP = 10, 96
@@ -18,6 +18,9 @@ SINGLE_STEPS = 400
 
 # Newton steps that follow a maximum.
 FOLLOWING_STEPS = 12
+
+# A climb is given up where so many times what its next step promises would not lead above what is known.
+PROMISES = 3.0
 
 # Tolerances from which single precision is enough to climb.
 COARSE = 1e-4
@@ -49,6 +52,8 @@ class Peaks:
         ``shift`` is added to sign·G while it is looked at, which makes it positive.
         """
         dtype = torch.float32
+        if sign > 0 and not self._symbol.is_complex:  # nothing to choose from: the climb is all
+            return torch.zeros(1, dtype=torch.int64), self.random(1, dtype), torch.tensor([self._symbol.crude])
         estimates: list[Tensor] = []
         rows: list[Tensor] = []
         for part in frequencies.split(self._symbol.batch(dtype)):
@@ -63,39 +68,56 @@ class Peaks:
         best = together.topk(min(wanted, len(together))).indices
         return best, torch.cat(rows)[best], together
 
-    def follow(self, start: Frequencies, vector: Tensor, *, dense: bool) -> tuple[Frequencies, Tensor]:
-        """A local maximum of λ_max from one frequency on, and its vector."""
+    def follow(
+        self, start: Frequencies, vector: Tensor, known: float = 0.0, *, dense: bool
+    ) -> tuple[Frequencies, Tensor]:
+        """A local maximum of λ_max from one frequency on, and its vector; given up if not promising more than known."""
         frequency, value, enough = start, -math.inf, self._tol / 20
-        single = self._tol >= COARSE and not dense
-        dtype = torch.float32 if single else torch.float64
-        vector = vector.to(torch.complex128 if self._symbol.is_complex else torch.float64)
-        for step in range(FOLLOWING_STEPS if self._moving and self._symbol.is_complex else 1):
-            if step:
-                frequency = Frequencies.nearest(self._ascend(frequency.values()[0], vector))
+        moving = self._moving and self._symbol.is_complex
+        dtype = torch.float32 if self._tol >= COARSE and not dense else torch.float64
+        best = start, vector.to(torch.complex128 if self._symbol.is_complex else torch.float64)
+        step = torch.zeros(len(self._symbol.axes), dtype=torch.float64)
+        for _ in range(FOLLOWING_STEPS if moving else 1):
             matrix = self._symbol.evaluate(frequency, dtype)[0]
             steps = KRYLOV_STEPS if self._symbol.is_complex else SINGLE_STEPS
-            new, found = top_eigenpair(matrix, vector.to(matrix.dtype), enough, steps, dense=dense)
-            vector = found.to(vector.dtype)
-            gained, value = new - value, max(new, value)
-            if gained <= enough * value:
+            new, vector = top_eigenpair(matrix, best[1].to(matrix.dtype), enough, steps, dense=dense)
+            promised = math.inf
+            if new > value:
+                value, best = new, (frequency, vector.to(best[1].dtype))
+                if moving:
+                    step, promised = self._newton_step(*best, matrix, value)
+            else:  # too far
+                step /= 2
+            if promised <= enough * value or value + PROMISES * promised <= known:
                 break
-        return frequency, vector
+            frequency = Frequencies.nearest(best[0].values()[0] + step)
+        return best
 
-    def _ascend(self, frequency: Tensor, vector: Tensor) -> Tensor:
-        """A Newton step for the trigonometric polynomial v*G(ω)v, which touches λ_max from below."""
-        parts = torch.view_as_real(vector / vector.norm())
-        images = self._symbol.correlations @ parts
-        real = torch.einsum("pi,api->a", parts, images)
-        imaginary = parts[:, 0] @ images[:, :, 1].T - parts[:, 1] @ images[:, :, 0].T
-        lags = self._symbol.lags.double()
-        terms = torch.complex(real, imaginary) * torch.exp(-1j * (lags @ frequency))
+    def _newton_step(
+        self, frequency: Frequencies, vector: Tensor, matrix: Tensor, value: float
+    ) -> tuple[Tensor, float]:
+        """The Newton step for λ_max = ``value`` of G = ``matrix`` with its vector u, and what it should gain.
+
+        λ_max is touched from below by the trigonometric polynomial u*G(ω)u. As u turns with ω it rises by more than
+        that: by δ·B*(λ - G)⁻¹B·δ, where B has the columns (∂G/∂ω_j)u, without their parts along u.
+        """
+        lags, correlations = self._symbol.lags.double(), self._symbol.correlations
+        unit = vector / vector.norm()
+        parts = torch.view_as_real(unit)
+        images = torch.view_as_complex(correlations @ parts)
+        adjoint = torch.view_as_complex(correlations.mT @ parts)
+        waves = torch.exp(-1j * (lags @ frequency.values()[0]))
+        terms = (images @ unit.conj()) * waves
         gradient = 2 * terms.imag @ lags
         hessian = -2 * lags.T @ (terms.real[:, None] * lags)
+        changes = ((lags.T * waves) @ images - (lags.T * waves.conj()) @ adjoint).T
+        changes = (changes - unit[:, None] * (unit.conj() @ changes)).to(matrix.dtype)
+        hessian += 2 * (changes.mH @ solve_below(matrix, value, changes)).real
         curvatures, directions = torch.linalg.eigh(hessian)
         step: Tensor = directions @ ((directions.T @ gradient) / curvatures.abs().clamp_min(1e-300))
         limit = 0.5 / max(self._symbol.degrees)
         step *= min(1.0, limit / max(float(step.abs().max()), 1e-300))
-        return frequency + step
+        return step, float(gradient @ step) / 2
 
 
 def _krylov(matrices: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ not proved are split. The last two rules close at once where the symbol is flat 
 first would have to cut the whole torus into small cells.
 """
 
+import bisect
 import math
 import time
 from collections.abc import Callable
@@ -203,21 +204,23 @@ class _Search:
         taken for independent of the level before, which is right for symbols that vary quickly, and no great mistake
         for isolated maxima.
         """
-        smallest, levels = self._closing_radius(), math.log2(max(1.0, FIRST_RADIUS / self._closing_radius()))
+        smallest = self._closing_radius()
+        levels = math.log2(max(1.0, FIRST_RADIUS / smallest))
         radii: list[float] = [smallest * 2.0 ** (step / RADII) for step in range(1 + math.ceil(RADII * levels))]
-        return min(radii, key=lambda radius: self._expected_factorisations(radius, smallest))
+        typical, highest = sorted(self.typical.tolist()), self.target**2
 
-    def _expected_factorisations(self, radius: float, smallest: float) -> float:
-        count, children = Cells.most(self.symbol.degrees, radius), 2.0 ** len(self.symbol.axes)
-        shares = []
-        while radius > smallest and len(self.typical):
-            level = self.target**2 - self._allowance(radius)
-            shares.append(float((self.typical > level).double().mean()))
-            radius /= 2
-        each: float = 1.0
-        for share in reversed(shares):
-            each = 1 + children * share * each
-        return count * each
+        def factorisations(radius: float) -> float:
+            count, children = Cells.most(self.symbol.degrees, radius), 2.0 ** len(self.symbol.axes)
+            shares = []
+            while radius > smallest and typical:
+                shares.append(1 - bisect.bisect_right(typical, highest - self._allowance(radius)) / len(typical))
+                radius /= 2
+            each: float = 1.0
+            for share in reversed(shares):
+                each = 1 + children * share * each
+            return count * each
+
+        return min(radii, key=factorisations)
 
     def _closing_radius(self) -> float:
         """The radius at which every cell should close."""
@@ -233,10 +236,12 @@ class _Search:
         With λ_max <= α and λ_min >= β at the centres of a cover, M <= α + (M - μ)sin²r and μ >= β - (M - μ)sin²r,
         whence M - μ <= (α - β)/cos 2r.
         """
+        if not self.symbol.is_complex:
+            return
         mean = float(self.symbol.correlations[0].trace()) / self.symbol.order
         energy = self.symbol.correlations.square().sum((1, 2))
         deviation = math.sqrt(max(0.0, float(2 * energy.sum() - energy[0]) / self.symbol.order - mean**2))
-        if not self.symbol.is_complex or deviation > FLAT * mean or self._closing_radius() >= FIRST_RADIUS:
+        if deviation > FLAT * mean or self._closing_radius() >= FIRST_RADIUS:
             return
         slack = self.room / 4
         highest, lowest = self._certified_level(cells, slack), -self._certified_level(cells, slack, -1)
@@ -375,7 +380,7 @@ class _Search:
 
     def _follow(self, start: Frequencies, vector: Tensor, *, dense: bool) -> None:
         """Raise the lower bound by the local maximum of λ_max from a frequency, which stays on a grid."""
-        frequency, vector = self.peaks.follow(start, vector, dense=dense)
+        frequency, vector = self.peaks.follow(start, vector, self.lower**2, dense=dense)
         lower = self.symbol.norm_below(frequency, vector)
         if lower > self.lower:
             self.lower, self.frequency, self.vector = lower, frequency, vector
