@@ -71,7 +71,7 @@ class Trained:
             return
         with together(self.model):
             weights = [layer._negative_outer_weight() for layer in layers]
-        torch.autograd.backward(weights, [torch.ones_like(weight) for weight in weights])
+        torch.autograd.backward(weights, [weight.new_ones(()).expand_as(weight) for weight in weights])
 
     def times(self):
         return timed(self.rescale if self.only_r else self.step), timed(self.rescale)

@@ -161,8 +161,8 @@ def test_assignment_sets_the_weight_before_rescaling():
 
 @pytest.mark.parametrize("name", MAPS)
 def test_compiled_and_exported(name):
-    layer = nn.Sequential(MAPS[name](conv(groups=2)), nn.ReLU())
-    x = torch.randn(2, 4, 6, 6)
+    layer = nn.Sequential(MAPS[name](conv(groups=2)), nn.ReLU()).double()
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
     expected = layer(x)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), expected)

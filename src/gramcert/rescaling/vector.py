@@ -168,16 +168,19 @@ def _root_sums(
 ) -> Tensor:
     """1/R for the rows of each group, 0 where all weights of a row are 0; a grid of ``None`` is the spatial form."""
     rows, columns, *taps = kernels[0].shape[1:]
-    lengths = _joined([row_lengths(each) for each in kernels])
-    longest = lengths.amax(1)
-    is_tall = math.prod(taps) == 1 and rows > columns
-    if is_tall:
+    if math.prod(taps) == 1 and rows > columns:
+        lengths = _joined([row_lengths(each) for each in kernels])
+        longest = lengths.amax(1)
         scales = positive(longest).split(kernels[0].shape[0])
         scaled = [each.flatten(2) / scale[:, None, None] for each, scale in zip(kernels, scales, strict=True)]
         sums, log = tall_row_sums(_joined(scaled), q, iterations)
     else:
+        gram = _joined([gram_filter(each) for each in kernels], 1)
+        # On the diagonal without lag are the squared lengths of the rows.
+        lengths = gram.detach()[len(gram) // 2].diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
+        longest = lengths.amax(1)
         # G in units of the longest row, not the kernel, which has more entries: then it is moderate.
-        gram = _joined([gram_filter(each) for each in kernels], 1) * positive(longest).pow(-2)[:, None, None]
+        gram = gram * positive(longest).pow(-2)[:, None, None]
         if math.prod(taps) == 1:  # the same at all frequencies
             sums, log = wide_row_sums(gram[0], q, iterations)
         elif grid is None:
@@ -254,9 +257,12 @@ def moderate(call: str, weight: Tensor) -> tuple[Tensor, Tensor | None]:
             f"{call}: its weight is computed anew in each call, which ONNX and TorchScript cannot record; "
             "use gramcert.nn.export(model) first"
         )
-    ends = torch.stack(torch.aminmax(weight.detach())) if can_be_read(weight) else weight
-    if can_be_read(ends):  # not if a mode that has no values took the weight
-        value = float(ends.abs().amax())
+    length = torch.linalg.vector_norm(weight.detach()) if can_be_read(weight) else weight
+    if can_be_read(length):  # not if a mode that has no values took the weight
+        # The largest entry is between it and its quotient by the root of the number of entries.
+        if math.sqrt(weight.numel()) / MODERATE <= float(length) <= MODERATE:
+            return weight, None
+        value = float(torch.stack(torch.aminmax(weight.detach())).abs().amax())
         if 1 / MODERATE <= value <= MODERATE:
             return weight, None
     largest = weight.detach().abs().amax()
