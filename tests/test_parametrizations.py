@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 import gramcert
 from cases import modules
 from gramcert import Convolution, lipschitz_bound
+from gramcert.bounds import symmetric
 from gramcert.geometry.reduction import grouped_kernels, reduced_kernels
 from gramcert.parametrizations import almost_orthogonal, spectral_norm, spectral_rescaling
 from patience import PATIENCE
@@ -157,6 +158,14 @@ def test_assignment_sets_the_weight_before_rescaling():
     weight = layer.weight.detach().clone()
     layer.weight = 7 * value
     torch.testing.assert_close(layer.weight.detach(), weight)
+
+
+def test_large_matrices_compiled_and_exported(monkeypatch):
+    """Those whose symmetric products are made by halves."""
+    monkeypatch.setattr(symmetric, "LEAST_ORDER", 8)
+    layer, x = spectral_rescaling(nn.Linear(20, 24)), torch.randn(3, 20)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+    torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
 
 
 @pytest.mark.parametrize("name", MAPS)

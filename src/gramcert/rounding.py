@@ -288,13 +288,15 @@ def diagonal_error(size: float, dtype: torch.dtype) -> float:
     return 8 * _UNIT[dtype] * size
 
 
-def lift(weights: Tensor) -> tuple[Tensor, float, int]:
-    """Weights as float64 times a power of two, with largest entry in [½, 1).
+def lift(weights: Tensor, *, overwrite: bool = False) -> tuple[Tensor, float, int]:
+    """Weights as float64 times a power of two, with largest entry in [½, 1), in their own memory if that may be.
 
     Returns the scaled weights, how much each of them may have lost to underflow, and the exponent that undoes it.
     """
     exact = weights.detach().cpu().double()
     exponent = largest_exponent(exact)
+    if overwrite and -1024 < exponent <= 0:
+        return exact.mul_(2.0**-exponent), 0.0, exponent
     return *scaled_tensor(exact, -exponent), exponent
 
 
@@ -306,6 +308,8 @@ def largest_exponent(weights: Tensor) -> int:
 
 def scaled_tensor(values: Tensor, exponent: int) -> tuple[Tensor, float]:
     """values·2^exponent in float64, and how much each entry may have lost to underflow, if they become smaller."""
+    if 0 <= exponent < 1024:
+        return values * 2.0**exponent, 0.0
     half = exponent // 2
     scaled = (values * 2.0**half).mul_(2.0 ** (exponent - half))
     kept = exponent >= 0 or torch.equal((scaled * 2.0 ** (half - exponent)).mul_(2.0**-half), values)

@@ -71,7 +71,7 @@ class _GramFilter(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (kernels,) = ctx.saved_tensors
         with full_precision(kernels):
-            return _apply(grad + grad.flip(0).mT, kernels)
+            return _apply(grad + (grad.flip(0) if len(grad) > 1 else grad).mT, kernels)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:

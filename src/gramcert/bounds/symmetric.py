@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 
-# From this order on the lower triangle is computed in blocks of so many rows: fewer make products slow.
-LEAST_ORDER, BLOCK = 512, 256
+# From this order on halves are told apart: smaller ones make products slow.
+LEAST_ORDER = 512
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -17,26 +17,46 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
-    """left·right, where that is symmetric, from about half of the work: blocks of rows up to the diagonal."""
+    """left·right, where that is symmetric, from about half of the work."""
     order = left.shape[-2]
     if order < LEAST_ORDER or torch.is_grad_enabled():  # what is differentiated further is left to torch
         return product(left, right)
     result = left.new_empty(*left.shape[:-1], order)
-    for first in range(0, order, BLOCK):
-        last = min(first + BLOCK, order)
-        block = product(left[..., first:last, :], right[..., :last])
-        result[..., first:last, :last] = block
-        result[..., :first, first:last] = block[..., :first].mT
+    _fill(result, left, right)
     return result
 
 
+def _fill(result: Tensor, left: Tensor, right: Tensor) -> None:
+    """By halves, of which the products with one another are made once."""
+    half = left.shape[-2] // 2
+    if 2 * half < LEAST_ORDER:
+        _set_product(result, left, right)
+        return
+    _set_product(result[..., half:, :half], left[..., half:, :], right[..., :half])
+    result[..., :half, half:] = result[..., half:, :half].mT
+    _fill(result[..., :half, :half], left[..., :half, :], right[..., :half])
+    _fill(result[..., half:, half:], left[..., half:, :], right[..., half:])
+
+
+def _set_product(result: Tensor, left: Tensor, right: Tensor) -> None:
+    # In place, as new memory takes time too; torch.compile has no such products into a part of a tensor.
+    if len(left) == 1 and not torch.compiler.is_compiling():
+        torch.mm(left[0], right[0], out=result[0])
+    else:
+        result.copy_(product(left, right))
+
+
 def symmetric_square(matrix: Tensor) -> Tensor:
-    """G² of symmetric matrices (groups, order, order), differentiable."""
+    """G² of symmetric matrices (groups, order, order), differentiable as a function of such."""
     return run(_SymmetricSquare, matrix)[0]
 
 
 class _SymmetricSquare(torch.autograd.Function):
-    """With a symmetric cotangent C the gradient is CG + GC = X + Xᵀ, X = CG: one product where torch makes two."""
+    """With a symmetric cotangent C the gradient is CG + GC = X + Xᵀ, X = CG: one product where torch makes two.
+
+    As G is symmetric, only the symmetric part of its gradient counts, which 2X has too: no transposing, which takes as
+    long as a third of the product.
+    """
 
     @staticmethod
     def forward(matrix: Tensor) -> tuple[Tensor]:
@@ -50,8 +70,7 @@ class _SymmetricSquare(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (matrix,) = ctx.saved_tensors
         with full_precision(matrix):
-            half = product((grad + grad.mT) / 2, matrix)
-            return half + half.mT
+            return product(grad + grad.mT, matrix)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gramcert.bounds.symmetric import symmetric_product
 from gramcert.certified.factorisation import factorise, is_blocked, terms
 from gramcert.certified.frequencies import Frequencies, all_combinations
 from gramcert.certified.work import Work
@@ -46,8 +47,8 @@ SHARED, LARGE_BATCH_BYTES = 8, 2**27
 # memory and less time.
 INTERLEAVED = 1024
 
-# Rows from which halves of a symmetric product are worth to be told apart.
-SYMMETRIC_ROWS = 128
+# Moduli of weights that are made at a time.
+MODULI = 2**20
 
 # What ‖|R*||R|‖ is taken for at first, in units of the level; and how much more than seen so far.
 EXPECTED_SIZE, RESERVE = 64.0, 1.25
@@ -128,16 +129,18 @@ class GramSymbol:
     @functools.cached_property
     def correlations(self) -> Tensor:
         """C_a for each lag."""
+        whole = self.kernel.flatten(1)[None]
+        without_lag = symmetric_product(whole, whole.mT)
+        if not self.is_complex:
+            return without_lag
         result = self.kernel.new_empty(len(self.lags), self.order, self.order)
-        for index, lag in enumerate(self.lags.tolist()):
+        result[:1] = without_lag
+        for index, lag in enumerate(self.lags[1:].tolist(), 1):
             later = tuple(slice(max(0, a), size + min(0, a)) for a, size in zip(lag, self.sizes, strict=True))
             earlier = tuple(slice(max(0, -a), size - max(0, a)) for a, size in zip(lag, self.sizes, strict=True))
             left = self.kernel[(slice(None), slice(None), *later)].flatten(1)
             right = self.kernel[(slice(None), slice(None), *earlier)].flatten(1)
-            if any(lag):
-                torch.mm(left, right.T, out=result[index])
-            else:
-                _symmetric_product(left, result[index])
+            torch.mm(left, right.T, out=result[index])
         return result
 
     @property
@@ -298,9 +301,11 @@ class GramSymbol:
     def norm_below(self, frequency: Frequencies, vector: Tensor) -> float:
         """A lower bound of σ(E) at one frequency: ‖E*v‖/‖v‖ for a vector of p entries, rounding included."""
         image = self._adjoint(frequency, vector)
-        moduli = self.taps.abs()
-        amounts = moduli.sum(-1) if self.axes else moduli[..., 0]
-        amount = up(norm_up(amounts.T @ vector.abs().double()) * (1 + 4 * gamma(self.kernel[0].numel() + 4)))
+        sizes, rows = vector.abs().double(), max(1, MODULI // self.taps[0].numel())
+        parts = zip(self.taps.split(rows), sizes.split(rows), strict=True)
+        moduli = ((part, taps.abs()) for taps, part in parts)
+        amounts = torch.stack([part @ (each.sum(-1) if self.axes else each[..., 0]) for part, each in moduli]).sum(0)
+        amount = up(norm_up(amounts) * (1 + 4 * gamma(self.kernel[:, 0].numel() + 4)))
         # Each part of the image is a sum over p and the taps; the moduli of the two parts add at most a factor √2.
         relative = up(2 * complex_gamma(self.order + math.prod(self.sizes) + 8) + 2 * TWIDDLE_ERROR)
         lost = underflow(8 * self.kernel.numel())
@@ -318,18 +323,6 @@ class GramSymbol:
         parts = torch.view_as_real(vector.to(torch.complex128)).contiguous()
         products = torch.view_as_complex((self.taps.permute(1, 2, 0) @ parts).contiguous())
         return products @ torch.complex(cosines[0], sines[0])
-
-
-def _symmetric_product(left: Tensor, result: Tensor) -> None:
-    """left·leftᵀ by halves, of which the products with one another are made once: half of the work."""
-    half = len(left) // 2
-    if half < SYMMETRIC_ROWS:
-        torch.mm(left, left.T, out=result)
-        return
-    torch.mm(left[half:], left[:half].T, out=result[half:, :half])
-    result[:half, half:] = result[half:, :half].T
-    _symmetric_product(left[:half], result[:half, :half])
-    _symmetric_product(left[half:], result[half:, half:])
 
 
 def _usual_batch(order: int, lags: int) -> int:

@@ -52,7 +52,7 @@ class LiftedLayer:
             axes = _without(axes, unread)
         if not kernels.numel():
             return cls(layer, axes, kernels, 1, 0, 0.0)
-        scaled, lost, exponent = lift(kernels)
+        scaled, lost, exponent = lift(kernels, overwrite=exact.data_ptr() != layer.kernel.data_ptr())
         # Each tap contributes at most √(repetitions) times the norm of its matrix.
         copies = square if axes is None else math.prod(axis.repetition for axis in axes)
         return cls(layer, axes, scaled, square, exponent, up(up(lost * scaled.numel()) * copies) if lost else 0.0)
