@@ -174,3 +174,23 @@ def test_proofs_within_a_few_units_of_the_eigenvalue(seed, units):
         if bool(symbol.all_below(frequency, level, dtype)):
             shifted = [[(Fraction(level) if i == j else 0) - gram[i][j] for j in range(3)] for i in range(3)]
             assert all(pivot >= 0 for pivot in pivots(shifted))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_cancels_in_a_symbol_is_not_proved_away(dtype):
+    """At ω = 0 the symbol of (a, b) with a + b near 0 is tiny, and its rounding is that of a² and b²."""
+    generator = torch.Generator().manual_seed(0)
+    unit, zero = torch.finfo(dtype).eps, Frequencies(torch.zeros(1, 1, dtype=torch.int64), (1,))
+    proved = 0
+    for _ in range(200):
+        first, gap = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+        kernel = torch.tensor(
+            [[[0.5 + first / 2, -(0.5 + first / 2) * (1 + 100 * unit**0.5 * gap)]]], dtype=torch.float64
+        )
+        exact = sum(Fraction(value) for value in kernel.flatten().tolist()) ** 2
+        for steps in (-3, -1, -0.3, -0.1, 1000):
+            level = max(0.0, float(exact) + steps * unit)
+            found = bool(GramSymbol(kernel).all_below(zero, level, dtype))
+            assert Fraction(level) >= exact or not found
+            proved += found
+    assert proved >= 190  # not by refusing all
