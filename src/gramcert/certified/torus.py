@@ -42,6 +42,9 @@ from gramcert.rounding import (
 # matrices, of which fewer are looked at.
 FIRST_RADIUS, LARGE_FIRST_RADIUS, LARGE = 0.4, 0.55, 192
 
+# Orders of single matrices above which one factorisation has to do.
+FACTORISED_ONCE = 1024
+
 # How many of the first cells are followed to their local maximum.
 FOLLOWED = 2
 
@@ -111,10 +114,13 @@ def torus_maximum(symbol: GramSymbol, tol: float, work: Work, floor: float = 0.0
     def run() -> str:
         first = search.cover(LARGE_FIRST_RADIUS if symbol.order >= LARGE else FIRST_RADIUS)
         search.look(first)
-        # A single matrix is known at once as well as rounding allows, in a few factorisations, which large ones are not
-        # worth; else in case that the time runs out.
-        if work.max_seconds is not None or not (symbol.is_complex or symbol.order >= LARGE):
+        # A single matrix is known at once as well as rounding allows, in a few factorisations; else in case that the
+        # time runs out. Large matrices are factorised once, at less than the tolerance above what was found.
+        is_large = not symbol.is_complex and symbol.order > FACTORISED_ONCE
+        if work.max_seconds is not None or not (symbol.is_complex or is_large):
             search.upper = min(search.upper, search.bound(first))
+        elif is_large:
+            search.tol /= 8
         search.measure_flatness(first)
         return search.close(search.cover(search.first_radius()))
 
