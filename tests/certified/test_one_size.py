@@ -9,7 +9,11 @@ from torch import nn
 from gramcert import Convolution, spectral_norm
 from gramcert.certified import one_size
 from gramcert.certified.dense import DenseGram
-from reference import dense_norm, supremum
+from gramcert.certified.lifted import LiftedLayer
+from gramcert.certified.tapwise import dense_matrix
+from gramcert.certified.work import Work
+from gramcert.geometry.axis import layer_axes
+from reference import dense_norm, sigma, supremum
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -75,3 +79,25 @@ def test_what_the_embedding_gives_is_not_left_out_when_the_band_is_too_large():
     fine = spectral_norm(layer, 40, tol=1e-7, max_bytes=2**23)
     assert "max_bytes" in fine.explain()
     assert fine.upper <= coarse.upper < math.inf
+
+
+def test_as_many_taps_as_places_make_no_band():
+    """The matrix itself is factorised, beyond the order up to which that is done at once."""
+    layer = Convolution(torch.randn(2, 2, 29, 29, generator=torch.Generator().manual_seed(0)), padding=14)
+    lifted = LiftedLayer.of(layer, layer_axes(layer, (29, 29)))
+    search = one_size.OneSize(lifted, 1e-3, Work(2**31, None))
+    assert search._is_dense
+    assert not search._is_small
+    search._lanczos()
+    search._proof()
+    assert search.method == one_size.DENSE
+    truth = sigma(dense_matrix(lifted.kernels[0], lifted.axes)).item()
+    assert search.lower <= truth * (1 + 1e-13)
+    assert truth * (1 - 1e-13) <= search.upper <= search.lower / (1 - 1e-3)
+
+
+@pytest.mark.parametrize("taps", [3, 7])
+def test_few_taps_make_a_band(taps):
+    layer = Convolution(torch.randn(4, 4, taps, taps), padding=taps // 2)
+    search = one_size.OneSize(LiftedLayer.of(layer, layer_axes(layer, (32, 32))), 1e-3, Work(2**31, None))
+    assert not search._is_dense

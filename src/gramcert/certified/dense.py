@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from gramcert.bounds.symmetric import symmetric_product
 from gramcert.certified.tapwise import dense_matrix
 from gramcert.certified.work import Work
 from gramcert.geometry.axis import Axis
@@ -17,7 +18,7 @@ class DenseGram:
     def __init__(self, kernel: Tensor, axes: tuple[Axis, ...]) -> None:
         matrix = dense_matrix(kernel, axes)
         matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-        self._gram = matrix @ matrix.T
+        self._gram = symmetric_product(matrix[None], matrix.T[None])[0]
         self.order = len(self._gram)
         # An entry is a sum over the longer side of products of sums of weights (where pixels repeat).
         terms = matrix.shape[1] + 2 * math.prod(kernel.shape[2:]) + 4

@@ -43,6 +43,9 @@ LANCZOS = "Lanczos iteration on the layer"
 # Orders and entries of matrices whose dense factorisation costs no more than looking at the symbol first.
 SMALL_ORDER, SMALL_ENTRIES = 1536, 2**22
 
+# Operations that putting a pair of taps into a block of the band is worth.
+PAIR_OPERATIONS = 5e6
+
 # Places of all groups together up to which iteration with all of them is quick.
 QUICK = 8192
 
@@ -117,7 +120,7 @@ class OneSize:
             return [(LANCZOS, self._lanczos), (DENSE, self._proof)]
         looked = [(ALL_FREQUENCIES, self._all_frequencies), (LANCZOS, self._lanczos)]
         looked.append((EMBEDDING, self._promising_embedding))
-        proofs = [(EMBEDDED, self._embedded), (BANDED, self._proof)]
+        proofs = [(EMBEDDED, self._embedded), (DENSE if self._is_dense else BANDED, self._proof)]
         if any(axis.mode != "zeros" for axis in self.axes):
             del proofs[0]
         elif len(self.kernels) * band_operations(self.kernels[0], self.axes) <= QUICK_BAND:
@@ -139,9 +142,26 @@ class OneSize:
         order, entries = min(self._sides), math.prod(self._sides)
         if order > SMALL_ORDER or entries > SMALL_ENTRIES:
             return False
-        # The matrix of one group three times while it is made, or a shifted copy of its Gram matrix and its factor
-        # beside the Gram matrices of all groups.
-        return 8 * (3 * entries + (len(self.kernels) + 3) * order**2) <= self.work.available
+        return self._dense_bytes <= self.work.available
+
+    @functools.cached_property
+    def _is_dense(self) -> bool:
+        """Whether to factorise the matrix itself rather than a band, which is as wide where there are as many taps."""
+        order, longer = sorted(self._sides)
+        cheaper = order**2 * (longer + order / 3) <= band_operations(self.kernels[0], self.axes) + self._band_building
+        return self._is_small or (cheaper and self._dense_bytes <= self.work.available)
+
+    @property
+    def _dense_bytes(self) -> int:
+        """The matrix of a group while it is made and multiplied, or all Gram matrices, a shifted one and its factor."""
+        order, entries = min(self._sides), math.prod(self._sides)
+        return 8 * max(3 * entries, entries + len(self.kernels) * order**2, (len(self.kernels) + 2) * order**2)
+
+    @property
+    def _band_building(self) -> float:
+        """Operations to put the band together: blocks near the borders differ, and each is a sum over pairs of taps."""
+        pairs = math.prod(axis.taps**2 for axis in self.axes)
+        return PAIR_OPERATIONS * pairs / 2 * min(min(axis.size, 2 * axis.taps) for axis in self.axes)
 
     def _is_quick(self) -> bool:
         """Whether Lanczos iteration on all groups together is; else frequencies find the group that matters."""
@@ -396,7 +416,7 @@ class OneSize:
                 break
             tries += 1
             if all(gram.proves_below(level, self.work) for gram in grams):
-                self._tighten(max(bound, left_out), DENSE if self._is_small else BANDED)
+                self._tighten(max(bound, left_out), DENSE if self._is_dense else BANDED)
                 break
             before = self.lower
             self._settled = max(1e-3 * self._settled, 1e-16)  # two values may lie close together
@@ -411,7 +431,7 @@ class OneSize:
     def _grams(self, groups: list[int]) -> tuple[list[DenseGram] | list[BandedGram], int]:
         """The Gram matrices of some groups, and the bytes that stay with them."""
         self.work.require_seconds(BANDED, 0.0)
-        if self._is_small:
+        if self._is_dense:
             dense = [DenseGram(self.kernels[group], self.axes) for group in groups]
             return dense, 8 * sum(gram.order**2 for gram in dense)
         most = max(axis.taps for axis in self.axes)
