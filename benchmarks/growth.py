@@ -84,10 +84,20 @@ def draw(found, path):
     figure, axes = plt.subplots(2, 2, figsize=(10, 7.5), layout="constrained")
     for axis, (panel, curves) in zip(axes.flat, found.items(), strict=True):
         for name, points in curves.items():
-            axis.loglog(*zip(*points, strict=True), marker="o", label=f"{name}: slope {slope(points):.1f}")
+            axis.loglog(*zip(*points, strict=True), marker="o", label=f"{name}: slope {round(slope(points), 1) + 0.0}")
+        places = sorted({x for points in curves.values() for x, _ in points})
+        axis.set_xticks(places, [f"{x:g}" for x in places])
+        axis.minorticks_off()
+        seconds_taken = [y for points in curves.values() for _, y in points]
+        axis.set_ylim(
+            *(
+                10.0**end
+                for end in (math.floor(math.log10(min(seconds_taken))), math.ceil(math.log10(max(seconds_taken))))
+            )
+        )
         axis.set_xlabel(panel)
         axis.set_ylabel("seconds")
-        axis.grid(alpha=0.3, which="both")
+        axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.suptitle(f"spectral_norm, Gaussian kernels, {torch.get_num_threads()} threads")
     figure.savefig(path, dpi=110)

@@ -76,7 +76,9 @@ def _eliminate(matrices: Tensor, start: int, stop: int, failed: Tensor) -> None:
     failed |= info != 0
     rows[:, :, start:stop] = factor.mH
     if stop < matrices.shape[-1]:
-        rows[:, :, stop:] = torch.linalg.solve_triangular(factor, rows[:, :, stop:], upper=False)
+        # Transposed, as rows that lie one after the other are columns for LAPACK: nothing has to be rearranged.
+        right = rows[:, :, stop:].mT
+        rows[:, :, stop:] = torch.linalg.solve_triangular(factor.mT, right, upper=True, left=False).mT
 
 
 def _subtract(matrices: Tensor, start: int, middle: int, stop: int) -> None:
@@ -94,8 +96,7 @@ def _sizes(matrices: Tensor) -> Tensor:
     order, parts = matrices.shape[-1], 2 if matrices.is_complex() else 1  # of an entry, side by side
     sums = torch.zeros(len(matrices), order * parts, 1, dtype=torch.float64, device=matrices.device)
     for start in range(0, order, BLOCK):
-        block = matrices[:, start : start + BLOCK, start:]
-        block[:, :, :BLOCK].triu_()
+        block = matrices[:, start : start + BLOCK, start:]  # which begins with a triangle
         moduli = torch.view_as_real(block).abs().flatten(-2) if parts == 2 else block.abs()
         sums[:, start * parts :] += moduli.mT @ moduli.sum(-1, keepdim=True)
     return sums.reshape(len(matrices), order, parts).sum(-1).amax(-1).nan_to_num_(torch.inf, torch.inf)
