@@ -73,8 +73,7 @@ class Peaks:
     ) -> tuple[Frequencies, Tensor]:
         """A local maximum of λ_max from one frequency on, and its vector; given up if not promising more than known."""
         moving = self._moving and self._symbol.is_complex
-        # A single matrix has no curvature, so its norm is as near as this.
-        frequency, value, enough = start, -math.inf, self._tol / (20 if self._symbol.is_complex else 100)
+        frequency, value, enough = start, -math.inf, self._tol / 20
         dtype = torch.float32 if self._tol >= COARSE and not dense else torch.float64
         best = start, vector.to(torch.complex128 if self._symbol.is_complex else torch.float64)
         step = torch.zeros(len(self._symbol.axes), dtype=torch.float64)

@@ -141,7 +141,9 @@ def grid_maximum(symbol: GramSymbol, grid: Frequencies, tol: float, work: Work, 
 class _Search:
     def __init__(self, symbol: GramSymbol, tol: float, work: Work, floor: float, *, moving: bool) -> None:
         self.symbol, self.tol, self.work, self.floor, self.moving = symbol, tol, work, floor, moving
-        self.peaks = Peaks(symbol, tol, moving=moving)
+        # A single matrix has no curvature: where it is factorised several times, its norm is known as well as λ_max is.
+        is_single = not symbol.is_complex and symbol.order <= FACTORISED_ONCE
+        self.peaks = Peaks(symbol, tol / 5 if is_single else tol, moving=moving)
         self.typical = torch.zeros(0)  # estimates of λ_max at the cells that were looked at first
         self.curvature = _curvature(symbol)
         self.flattest = 0.0  # μ
