@@ -16,6 +16,9 @@ DENSE_ORDER, KRYLOV_STEPS = 96, 12
 # Lengths below this times the largest value mean that the map has shown all of itself.
 EXHAUSTED = {4: 1e-6, 8: 1e-14}  # by the bytes of a number
 
+# Distances of eigenvalues below this, relative to the largest, are taken for none.
+DEGENERATE = 1e-6
+
 # Residuals below this times the root of the tolerance are taken for convergence.
 SETTLED = 0.02
 
@@ -40,11 +43,13 @@ def solve_below(matrix: Tensor, top: float, right: Tensor, steps: int = KRYLOV_S
     for _ in range(min(steps, len(right) - 1)):
         image = top * direction - matrix @ direction
         along = (direction.conj() * image).real.sum(0)
-        step = torch.where(along > 0, length / along, 0.0)  # nothing but rounding is left where it is not
+        # Below that nothing but rounding is left.
+        is_known = along > DEGENERATE * top * direction.abs().square().sum(0)
+        step = torch.where(is_known, length / torch.where(is_known, along, 1.0), 0.0)
         solution = solution + step * direction
         residual = residual - step * image
         before, length = length, residual.abs().square().sum(0)
-        direction = residual + torch.where(before > 0, length / before, 0.0) * direction
+        direction = residual + torch.where(before > 0, length / torch.where(before > 0, before, 1.0), 0.0) * direction
     return solution
 
 

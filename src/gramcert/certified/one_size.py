@@ -153,9 +153,9 @@ class OneSize:
 
     @property
     def _dense_bytes(self) -> int:
-        """The matrix of a group while it is made and multiplied, or all Gram matrices, a shifted one and its factor."""
-        order, entries = min(self._sides), math.prod(self._sides)
-        return 8 * max(3 * entries, entries + len(self.kernels) * order**2, (len(self.kernels) + 2) * order**2)
+        """The matrix of the last group while it is made, beside all Gram matrices; or a shifted one and its factor."""
+        order, entries, others = min(self._sides), math.prod(self._sides), len(self.kernels) - 1
+        return 8 * max(3 * entries + others * order**2, entries + (others + 1) * order**2, (others + 3) * order**2)
 
     @property
     def _band_building(self) -> float:

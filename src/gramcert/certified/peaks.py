@@ -112,7 +112,8 @@ class Peaks:
         hessian = -2 * lags.T @ (terms.real[:, None] * lags)
         changes = ((lags.T * waves) @ images - (lags.T * waves.conj()) @ adjoint).T
         changes = (changes - unit[:, None] * (unit.conj() @ changes)).to(matrix.dtype)
-        hessian += 2 * (changes.mH @ solve_below(matrix, value, changes)).real
+        turning = 2 * (changes.mH @ solve_below(matrix, value, changes)).real
+        hessian += turning.nan_to_num(0.0, 0.0, 0.0)
         curvatures, directions = torch.linalg.eigh(hessian)
         step: Tensor = directions @ ((directions.T @ gradient) / curvatures.abs().clamp_min(1e-300))
         limit = 0.5 / max(self._symbol.degrees)
