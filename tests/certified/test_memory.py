@@ -66,6 +66,7 @@ CASES = {
     "many groups": ("Convolution(kernel(512, 1, 3, 3), padding=1, groups=512), 40, {", 2**26),
     "many channels": ("Convolution(kernel(96, 96, 3, 3), padding=1), 20, {", 2**26),
     "equal groups": ("Convolution(kernel(8, 32, 9, 9).repeat(16, 1, 1, 1), padding=4, groups=16), 9, {", 9 * 2**23),
+    "as many taps as places": ("Convolution(kernel(3, 3, 29, 29), padding=14), 29, {'tol': 1e-2", 2**28),
     "transposed": ("Convolution(kernel(4, 3, 3, 3), 2, 1, transposed=True), 200, {", 2**26),
     "a matrix": ("nn.Linear(1500, 1500), None, {", 2**27),
     "a matrix that does not fit": ("nn.Linear(2500, 2500), None, {", 2**26),

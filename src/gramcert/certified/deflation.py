@@ -62,7 +62,7 @@ class Deflation:
     def bytes_for(reduced: Tensor, embedding: Embedding, dtype: torch.dtype) -> int:
         """What the maps take, twice while they are made, the preconditioner, and the Fourier transforms."""
         outputs, inputs = reduced.shape[:2]
-        transforms = 40 * sum(size**2 for size in embedding.grid.sizes)
+        transforms = 48 * sum(size**2 for size in embedding.grid.sizes)
         return 4 * dtype.itemsize * len(embedding.grid) * (outputs * inputs + min(outputs, inputs) ** 2) + transforms
 
     def _input_mask(self, embedding: Embedding, channels: int) -> Tensor:

@@ -173,7 +173,8 @@ class EmbeddedLayer:
         numbers = math.prod(self._grid.sizes) * sum(self._reduced.shape[:2]) * (max(self.count, BLOCK) + 1)
         past = 2 * math.prod(self._grid.sizes) * self._symbol.order * max(REMEMBERED, 2 * self.count)
         needed = Deflation.bytes_for(self._reduced, self.embedding, dtype) + dtype.itemsize * (12 * numbers + past)
-        self._work.require_bytes(EMBEDDED, max(needed, 48 * numbers) + 8 * self._kernel.numel())
+        # What is verified comes beside what the search took: allocators keep freed memory in pieces that do not fit.
+        self._work.require_bytes(EMBEDDED, max(needed + 24 * numbers, 48 * numbers) + 8 * self._kernel.numel())
 
     def _verify(self, level: float, x: Tensor, y: Tensor, tol: float) -> float:
         """The claim for vectors (1, channels, *places, count) of the circulant's inputs and outputs.
