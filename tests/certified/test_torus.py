@@ -114,8 +114,8 @@ def test_flat_symbols_that_are_not_orthogonal_use_the_smallest_eigenvalue():
     blocks = torch.linalg.eigvalsh(
         search.symbol.evaluate(Cells.cover(search.symbol.degrees, 0.1).centres, torch.float64)
     )
-    assert 0 < search.flattest <= blocks[:, 0].min()
-    assert blocks[:, -1].max().sqrt() <= search.upper
+    assert 0 < search.bottom <= blocks[:, 0].min()
+    assert blocks[:, -1].max().sqrt() <= search.proved
 
 
 def test_the_curvature_holds_for_correlations_as_wrong_as_rounding_allows():

@@ -25,7 +25,16 @@ from torch import Tensor
 from gramcert.certified.tapwise import at_tap
 from gramcert.certified.work import Work
 from gramcert.geometry.axis import Axis
-from gramcert.rounding import absolute_sums, banded_cholesky_error, diagonal_error, down, gamma, underflow, up
+from gramcert.rounding import (
+    absolute_sums,
+    banded_cholesky_error,
+    diagonal_error,
+    down,
+    gamma,
+    row_norms_up,
+    underflow,
+    up,
+)
 
 Side = Literal["input", "output"]
 
@@ -157,6 +166,10 @@ class BandedGram:
         self.window_bytes = 8 * self.block**2 * blocks
         self.kept = counts + entries  # of the axes, shared by all groups
         self.storing_error = _storing_error(kernel, axes, side)
+        # Above the diagonal: an entry of T is a sum of as many weights as a place is repeated times, at most.
+        copies = math.prod(axis.repetition for axis in axes)
+        squares = row_norms_up(kernel.transpose(0, int(side == "input")).flatten(1)).max().square()
+        self._largest_square = up(up(up(float(squares)) * copies**2) + self.storing_error)
         self._blocks: dict[bytes, Tensor] = {}
 
     @property
@@ -218,22 +231,32 @@ class BandedGram:
 
     def proves_below(self, level: float, work: Work) -> bool:
         """Whether λ_max <= level was proved, rounding included; False says nothing."""
+        return self._proves(level, work, 1)
+
+    def proves_above(self, level: float, work: Work) -> bool:
+        """Whether λ_min >= level was proved, rounding included; False says nothing."""
+        return self._proves(level, work, -1)
+
+    def _proves(self, level: float, work: Work, sign: int) -> bool:
         try:
-            return self._factorises(level, work)
+            return self._factorises(level, work, sign)
         finally:
             self._blocks.clear()  # there may be many groups
 
-    def _factorises(self, level: float, work: Work) -> bool:
+    def _factorises(self, level: float, work: Work, sign: int) -> bool:
+        """Whether sign·(level - Gram), less all rounding, has a Cholesky factor."""
         window = (self.panel + self.bandwidth) * self.block
-        largest = up(level + diagonal_error(level, torch.float64))
+        # The Gram matrix makes the diagonal of the one smaller, the level that of the other.
+        size = level if sign > 0 else self._largest_square
+        largest = up(size + diagonal_error(size, torch.float64))
         error = banded_cholesky_error(min(window, self.order), self.half_bandwidth, largest)
-        error = up(error + up(self.storing_error + diagonal_error(2 * level, torch.float64)))
-        shifted = down(level - error)
+        error = up(error + up(self.storing_error + diagonal_error(up(level + size), torch.float64)))
+        shifted = down(level - error) if sign > 0 else up(level + error)
         if shifted <= 0:
             return False
         matrix = torch.zeros(window, window, dtype=torch.float64)
         for position in range(min(self.positions, self.panel + self.bandwidth)):
-            self._enter(matrix, position, 0, shifted)
+            self._enter(matrix, position, 0, sign * shifted)
         for start in range(0, self.positions, self.panel):
             work.tick("banded Cholesky proof", start / self.positions)
             width = min(self.panel, self.positions - start) * self.block
@@ -251,20 +274,21 @@ class BandedGram:
             matrix[:rest, rest:] = 0
             first_new = start + self.panel + self.bandwidth
             for position in range(first_new, min(self.positions, first_new + self.panel)):
-                self._enter(matrix, position, start + self.panel, shifted)
+                self._enter(matrix, position, start + self.panel, sign * shifted)
         return True
 
     def _enter(self, matrix: Tensor, position: int, origin: int, level: float) -> None:
-        """Write level·I - Gram at one outer position, and its couplings to those before it in the window."""
+        """Write ±(|level|·I - Gram) at one outer position, with its couplings to those before it in the window."""
+        sign = math.copysign(1.0, level)
         here = _span(position - origin, self.block)
         for other in range(max(origin, position - self.bandwidth), position + 1):
             block = self._coupling(other, position)
             if block is None:
                 continue
             there = _span(other - origin, self.block)
-            matrix[there, here] = -block
+            torch.mul(block, -sign, out=matrix[there, here])
             if other != position:
-                matrix[here, there] = -block.T
+                torch.mul(block.T, -sign, out=matrix[here, there])
         matrix[here, here].diagonal().add_(level)
 
 
