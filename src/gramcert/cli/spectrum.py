@@ -47,7 +47,7 @@ class _Asked:
 
 def spectrum(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Kernels or matrices: .npy, .safetensors, .pt, .pth or .th.")
+        list[Path], typer.Argument(metavar="FILE", help="Kernels or matrices: .npy, .safetensors, .pt, .pth or .th.")
     ],
     key: Annotated[
         list[str] | None, typer.Option(help="Name of a tensor in files with several; may be given again.")
