@@ -11,20 +11,20 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from gramcert.certified.banded import BandedGram, band_bytes
 from gramcert.certified.choose import Found
-from gramcert.certified.every_size import supremum
+from gramcert.certified.decomposition import circulant_values, number_of_values, verified_values, written_out
+from gramcert.certified.every_size import MATRIX, supremum
 from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import GramSymbol, crude_norm
-from gramcert.certified.lanczos import conjugate_gradients
+from gramcert.certified.large_group import LargeGroup
 from gramcert.certified.lifted import LiftedLayer
-from gramcert.certified.one_size import MOST_TAPS
+from gramcert.certified.one_size import BANDED, CIRCULANT
 from gramcert.certified.sides import (
     Side,
     has_nothing_to_read,
+    has_output_inside,
     is_bounded_by_symbols,
     reaching_taps,
     read_phases,
@@ -32,27 +32,21 @@ from gramcert.certified.sides import (
     side_of,
     telling_axes,
 )
-from gramcert.certified.spectrum import _of_circulant, _verified
-from gramcert.certified.tapwise import TapwiseLayer, at_tap, dense_matrix
+from gramcert.certified.tapwise import at_tap, plane_waves
 from gramcert.certified.torus import grid_minimum, torus_minimum
 from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.geometry.axis import Axis
 from gramcert.geometry.reduction import one_size_bound, reduced_kernels
-from gramcert.rounding import down, gamma, least_lower, root_up, up
+from gramcert.rounding import down, least_lower, root_up, up
 
 # What is enclosed here.
 LEAST = "the smallest singular value"
 INFIMUM = "the infimum over all frequencies"
 
-SYMBOLS = "all frequencies"
-CIRCULANT = "all frequencies of the circulant"
-MATRIX = "Cholesky proof of the matrix"
+SYMBOLS = "search of all frequencies"
 DECOMPOSED = "verified decomposition"
-BANDED = "banded Cholesky proof"
 ONE_TAP = "one tap, less the norm of the others"
 SPARE = "dimensions that cannot matter"
-
-NOT_NEAR = "inverse iteration came not near enough to the smallest singular value"
 
 # Orders up to which decompositions come before proofs, and up to which they may replace them.
 QUICKLY_DECOMPOSED, DECOMPOSED_ORDER = 192, 2048
@@ -62,16 +56,10 @@ QUICKLY_DECOMPOSED, DECOMPOSED_ORDER = 192, 2048
 SMALL_GRID, COMPUTED_VALUES = 2**14, 2**18
 
 # Orders and entries of matrices that are written out.
-DENSE_ORDER, DENSE_ENTRIES = 8192, 2**26
+DENSE_ORDER, DENSE_ENTRIES = 6144, 2**26
 
 # The tolerances for symbols where they cannot close, and for one tap and all others.
 FOR_AN_END, FOR_A_TAP = 1e-2, 1e-3
-
-# Rounds of inverse iteration, and steps of conjugate gradients in each.
-ROUNDS, SOLVING_STEPS = 6, 300
-
-# Levels that are tried for the banded proof after those of the tolerance, in parts of what a vector attains.
-LESS = (0.9, 0.7, 0.4, 0.1)
 
 
 class Least(NamedTuple):
@@ -103,7 +91,8 @@ def least_at_every_size(call: str, lifted: LiftedLayer, tol: float, work: Work) 
     """The largest number below the smallest singular value at every input size."""
     sampled = telling_axes(lifted.layer, lifted.trimmed)
     side = side_at_every_size(call, lifted.layer, sampled)
-    if _has_spare_channels(lifted.kernels, side) or _has_spare_phases(lifted.kernels, sampled[0], side):
+    is_square = all(_shape(lifted.kernels, axes)[0] == _shape(lifted.kernels, axes)[1] for axes in sampled)
+    if _has_spare_channels(lifted.kernels, side, is_square) or _has_spare_phases(lifted.kernels, sampled[0], side):
         return Found(0.0, 0.0, _named(SPARE, lifted, side), [])
     decided = all(is_bounded_by_symbols(axis, side) for each in sampled for axis in each)
     found = _infimum(lifted.reduced, tol if decided else max(tol, FOR_AN_END), work)
@@ -126,17 +115,16 @@ def least_at_one_size(lifted: LiftedLayer, tol: float, work: Work) -> Found:
     """The smallest singular value at one input size."""
     kernels, axes = lifted.kernels, lifted.axes
     assert axes is not None
-    rows = kernels.shape[1] * math.prod(axis.outputs for axis in axes)
-    columns = kernels.shape[2] * math.prod(axis.size for axis in axes)
+    rows, columns = _shape(kernels, axes)
     side = side_of(rows, columns)
-    if _has_spare_channels(kernels, side) or any(has_nothing_to_read(axis, side) for axis in axes):
+    if _has_spare_channels(kernels, side, rows == columns) or any(has_nothing_to_read(axis, side) for axis in axes):
         return Found(0.0, 0.0, _named(SPARE, lifted, side), [])
     if all(axis.is_whole_circulant for axis in axes):
         if _has_spare_phases(kernels, axes, side):
             return Found(0.0, 0.0, _named(SPARE, lifted, side), [])
         found = _of_circulants(lifted, tol, work)
     elif min(rows, columns) <= DENSE_ORDER and rows * columns <= DENSE_ENTRIES and 24 * rows * columns < work.available:
-        found = _each_group(kernels, lambda kernel, ceiling: _written_out(kernel, axes, tol, work, ceiling))
+        found = _each_group(kernels, lambda group, ceiling: _of_small_group(kernels[group], axes, tol, work, ceiling))
     else:
         found = _of_large_layer(lifted, side, tol, work)
     work.record(found.method, found.lower, found.upper, found.missed, quantity=LEAST)
@@ -149,9 +137,18 @@ def _named(method: str, lifted: LiftedLayer, side: Side) -> str:
     return f"{method}, over all {users}s"
 
 
-def _has_spare_channels(kernels: Tensor, side: Side) -> bool:
-    """Whether some channel of that side has no weights: the value is 0."""
-    return not bool(kernels.flatten(3).any(3).any(1 if side == "input" else 2).all())
+def _shape(kernels: Tensor, axes: tuple[Axis, ...]) -> tuple[int, int]:
+    """Rows and columns of the matrix of one group."""
+    places = zip(*((axis.outputs, axis.size) for axis in axes), strict=True)
+    rows, columns = (channels * math.prod(sizes) for channels, sizes in zip(kernels.shape[1:3], places, strict=True))
+    return rows, columns
+
+
+def _has_spare_channels(kernels: Tensor, side: Side, is_square: bool) -> bool:
+    """Whether some channel of that side, or of any side of a square matrix, has no weights: the value is 0."""
+    used = kernels.flatten(3).any(3)
+    sides = [1, 2] if is_square else [1 if side == "input" else 2]
+    return not all(bool(used.any(dim).all()) for dim in sides)
 
 
 def _has_spare_phases(kernels: Tensor, axes: tuple[Axis, ...], side: Side) -> bool:
@@ -162,13 +159,20 @@ def _has_spare_phases(kernels: Tensor, axes: tuple[Axis, ...], side: Side) -> bo
     return kernels.shape[1] > kernels.shape[2] * math.prod(read for read, _ in phases)
 
 
-def _each_group(kernels: Tensor, search: Callable[[Tensor, float], Least]) -> Least:
-    """The smallest of what a search finds for each group, given what was found for those before."""
+def _is_regular(kernels: Tensor, axes: tuple[Axis, ...], side: Side) -> bool:
+    """Whether the symbols have not more dimensions on that side than on the other."""
+    if _has_spare_phases(kernels, axes, side):
+        return False
+    return side == "output" or kernels.shape[1] >= kernels.shape[2] * math.prod(axis.stride for axis in axes)
+
+
+def _each_group(kernels: Tensor, search: Callable[[int, float], Least]) -> Least:
+    """The smallest of what a search finds for each group, given what was attained in those before."""
     parts: list[Least] = []
-    for kernel in kernels:
+    for group, kernel in enumerate(kernels):
         ceiling = min((part.upper for part in parts), default=math.inf)
         try:
-            parts.append(search(kernel, ceiling))
+            parts.append(search(group, ceiling))
         except OutOfBudgetError as error:
             parts.append(Least(0.0, crude_norm(kernel), "sums of absolute weights", str(error)))
     return smallest_of(parts)
@@ -177,10 +181,10 @@ def _each_group(kernels: Tensor, search: Callable[[Tensor, float], Least]) -> Le
 def _infimum(kernels: Tensor, tol: float, work: Work) -> Least:
     """The smallest σ(E) of stride-1 kernels (groups, out, in, *taps) over all frequencies and groups."""
 
-    def search(kernel: Tensor, ceiling: float) -> Least:
-        if max(kernel.shape[2:]) == 1:
-            return of_matrix(kernel.flatten(1), tol, work, ceiling)
-        found = torus_minimum(GramSymbol.within(SYMBOLS, kernel, work), tol, work, ceiling)
+    def search(group: int, ceiling: float) -> Least:
+        if max(kernels.shape[3:]) == 1:
+            return of_matrix(kernels[group].flatten(1), tol, work, ceiling)
+        found = torus_minimum(GramSymbol.within(SYMBOLS, kernels[group], work), tol, work, ceiling)
         return Least(found.lower, found.upper, SYMBOLS, found.missed)
 
     return _each_group(kernels, search)
@@ -197,7 +201,7 @@ def of_matrix(matrix: Tensor, tol: float, work: Work, ceiling: float = math.inf)
         return found
     if order <= DECOMPOSED_ORDER:
         work.require_bytes(DECOMPOSED, 64 * matrix.numel())
-        (values,), error = _verified(matrix[None], matrix.shape)
+        (values,), error = verified_values(matrix[None], matrix.shape)
         least = float(values[-1])
         found = found.and_also(Least(max(0.0, down(least - error)), up(least + error), DECOMPOSED))
         is_near = found.is_within(tol) or (ceiling < math.inf and found.lower >= least_lower(ceiling, tol))
@@ -205,14 +209,12 @@ def of_matrix(matrix: Tensor, tol: float, work: Work, ceiling: float = math.inf)
     return found
 
 
-def _written_out(kernel: Tensor, axes: tuple[Axis, ...], tol: float, work: Work, ceiling: float) -> Least:
+def _of_small_group(kernel: Tensor, axes: tuple[Axis, ...], tol: float, work: Work, ceiling: float) -> Least:
     """That of one group whose matrix is small enough to be written out."""
-    found = of_matrix(dense_matrix(kernel, axes), tol, work, ceiling)
-    copies = math.prod(axis.repetition for axis in axes)
-    if copies == 1:
+    matrix, doubt = written_out(kernel, axes)
+    found = of_matrix(matrix, tol, work, ceiling)
+    if not doubt:
         return found
-    # Only where padding repeats pixels are entries sums of weights.
-    doubt = up(gamma(kernel[0, 0].numel()) * up(crude_norm(kernel) * root_up(copies)))
     return found._replace(lower=max(0.0, down(found.lower - doubt)), upper=up(found.upper + doubt))
 
 
@@ -221,7 +223,8 @@ def _of_circulants(lifted: LiftedLayer, tol: float, work: Work) -> Least:
     axes = lifted.axes or ()
     grid = one_size_bound(axes).grids[0]
 
-    def search(kernel: Tensor, ceiling: float) -> Least:
+    def search(group: int, ceiling: float) -> Least:
+        kernel = lifted.reduced[group]
         if max(kernel.shape[2:]) == 1:
             return of_matrix(kernel.flatten(1), tol, work, ceiling)
         symbol = GramSymbol.within(CIRCULANT, kernel, work)
@@ -234,9 +237,8 @@ def _of_circulants(lifted: LiftedLayer, tol: float, work: Work) -> Least:
         return Least(max(lower, found.lower), found.upper, CIRCULANT, found.missed)
 
     found = _each_group(lifted.reduced, search)
-    number = lifted.reduced[:, : min(lifted.reduced.shape[1:3]), 0].numel() * len(grid)
-    if found.missed and number <= COMPUTED_VALUES:
-        values, error = _of_circulant(work.call, lifted)
+    if found.missed and number_of_values(lifted) <= COMPUTED_VALUES:
+        values, error = circulant_values(lifted)
         least = float(values.min())
         found = found.and_also(Least(max(0.0, down(least - error)), up(least + error), DECOMPOSED))
         if not found.is_within(tol):
@@ -252,6 +254,8 @@ def _one_tap(lifted: LiftedLayer, taps: list[set[int]], side: Side, work: Work) 
         if not choices:
             return 0.0
         tap = max(choices, key=lambda choice: float(at_tap(kernel, choice).norm()))
+        if side != side_of(*kernel.shape[:2]) and kernel.shape[0] != kernel.shape[1]:
+            return 0.0  # its matrix is not regular on this side
         matrix, others = at_tap(kernel, tap).contiguous(), lifted.kernels[group : group + 1].clone()
         at_tap(others, tap).zero_()
         rest = reduced_kernels(others, lifted.layer.stride, lifted.layer.dilation)
@@ -270,57 +274,22 @@ def _one_tap(lifted: LiftedLayer, taps: list[set[int]], side: Side, work: Work) 
 def _of_large_layer(lifted: LiftedLayer, side: Side, tol: float, work: Work) -> Least:
     """That of a layer whose matrix is too large to be written out."""
     axes = lifted.axes or ()
-    taps = [reaching_taps(axis, side) for axis in axes]
-    found = Least(_one_tap(lifted, taps, side, work), math.inf, ONE_TAP)
-    if all(is_bounded_by_symbols(axis, side) for axis in axes):
-        inside = _infimum(lifted.reduced, tol / 2, work)
-        found = found.and_also(inside._replace(upper=math.inf))
-    known = found.lower
-    whole = _each_group(lifted.kernels, lambda kernel, _: _banded(kernel, axes, side, tol, work, known))
-    return found.and_also(whole)
+    decided = _is_regular(lifted.kernels, axes, side) and all(is_bounded_by_symbols(axis, side) for axis in axes)
+    if decided and max(lifted.reduced.shape[3:]) == 1 and all(has_output_inside(axis) for axis in axes):
+        return _infimum(lifted.reduced, tol, work)  # each output reads places of its own, all in the same way
+    by_tap = Least(_one_tap(lifted, [reaching_taps(axis, side) for axis in axes], side, work), math.inf, ONE_TAP)
 
+    def search(group: int, ceiling: float) -> Least:
+        found, start, kernel = by_tap, None, lifted.kernels[group]
+        if decided:
+            symbol = GramSymbol.within(SYMBOLS, lifted.reduced[group], work)
+            inside = torus_minimum(symbol, tol / 2, work)
+            found = found.and_also(Least(inside.lower, math.inf, SYMBOLS))
+            waves = plane_waves(symbol, inside.frequency, inside.vector, axes, kernel.shape[1])
+            start = max(waves, key=lambda wave: float(wave.norm()))[None]
+        large = LargeGroup(kernel, axes, side, tol, work)
+        large.enclose(found.lower, ceiling, start)
+        method = BANDED if large.lower > found.lower else found.method
+        return Least(large.lower, large.upper, method, large.missed)
 
-def _banded(kernel: Tensor, axes: tuple[Axis, ...], side: Side, tol: float, work: Work, known: float) -> Least:
-    """That of one group by inverse iteration from above and a banded proof from below, if ``known`` is not enough."""
-    upper = _attained(kernel, axes, side, tol, work)
-    found = Least(known, upper, BANDED)
-    if found.is_within(tol):
-        return found
-    most = max(axis.taps for axis in axes)
-    if most > MOST_TAPS:
-        return found._replace(missed=f"{BANDED}: made for up to {MOST_TAPS} taps on an axis, got {most}")
-    try:
-        work.require_bytes(BANDED, 8 * kernel.numel() + band_bytes(axes))
-        gram = BandedGram(kernel, axes, side)
-        work.require_bytes(BANDED, band_bytes(axes) // 2 + gram.kept + gram.window_bytes)
-        for share in (1 - tol / 2, 1 - tol, *LESS):
-            level = down(share * upper)
-            if level <= known:
-                break
-            work.require_operations(BANDED, gram.flops)
-            if gram.proves_above(up(level * level), work):
-                return Least(level, upper, BANDED, "" if upper - level <= tol * upper else NOT_NEAR)
-    except OutOfBudgetError as error:
-        return found._replace(missed=str(error))
-    return found._replace(missed=NOT_NEAR)
-
-
-def _attained(kernel: Tensor, axes: tuple[Axis, ...], side: Side, tol: float, work: Work) -> float:
-    """An upper bound: what the layer, or its adjoint, makes of a vector found by inverse iteration."""
-    work.require_bytes("inverse iteration", TapwiseLayer.bytes_for(kernel[None], axes) + 64 * kernel.numel())
-    layer = TapwiseLayer(kernel[None], axes)
-    shape = layer.input_shape if side == "input" else layer.output_shape
-    vector = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    upper = math.inf
-
-    def gram(x: Tensor) -> Tensor:
-        work.tick("inverse iteration", 0.0)
-        return layer.adjoint(layer.apply(x)) if side == "input" else layer.apply(layer.adjoint(x))
-
-    for _ in range(ROUNDS):
-        vector = conjugate_gradients(gram, vector / vector.norm(), SOLVING_STEPS)
-        before = upper
-        upper = min(upper, (layer.gain(vector) if side == "input" else layer.adjoint_gain(vector))[1])
-        if before - upper <= tol / 20 * upper:
-            break
-    return upper
+    return _each_group(lifted.kernels, search)

@@ -57,6 +57,13 @@ def read_phases(axis: Axis) -> tuple[int, int]:
     return min(axis.stride // math.gcd(axis.stride, axis.dilation), axis.taps), axis.stride
 
 
+def has_output_inside(axis: Axis) -> bool:
+    """Whether some output reads places of the input only."""
+    first = max(0, -(-axis.before // axis.stride))
+    last = axis.stride * first + axis.dilation * (axis.taps - 1) - axis.before
+    return first < axis.outputs and last < axis.size
+
+
 def has_nothing_to_read(axis: Axis, side: Side) -> bool:
     """Whether some place of the input is read by no output, or some output reads nothing but zeros."""
     sources = axis.sources()

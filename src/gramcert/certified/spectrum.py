@@ -3,15 +3,11 @@ r"""Singular values of a layer at one input size, with a certified error.
 **Circulants.** The singular values are those of the symbols on the grid. **Otherwise** they are those of the matrix
 itself, or its k largest (:mod:`~gramcert.certified.largest`).
 
-A computed decomposition A ≈ USV* proves its own values, whoever computed it: |σ_i(A) - σ_i(USV*)| <= ‖A - USV*‖, and
-σ_i(USV*) lies between s_i·√((1-α)(1-β)) and s_i·√((1+α)(1+β)) with α = ‖U*U - I‖, β = ‖V*V - I‖ (Weyl, Ostrowski).
-
 Sums of singular values follow from the one error e that holds for each: k of them differ from the sum of the k computed
 ones by at most k·e, and the root of the sum of all squares by at most √n·e.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -22,23 +18,17 @@ from torch import Tensor, nn
 from gramcert.arguments import Sizes, axis_sizes, require_values
 from gramcert.certified.banded import band_bytes, smaller_grams
 from gramcert.certified.choose import certified_convolution, is_spatial
-from gramcert.certified.frequencies import Frequencies
-from gramcert.certified.gram_symbol import BATCH_BYTES, crude_norm
+from gramcert.certified.decomposition import circulant_values, number_of_values, verified_values, written_out
 from gramcert.certified.largest import largest_values
 from gramcert.certified.lifted import LiftedLayer
-from gramcert.certified.tapwise import dense_matrix
 from gramcert.enclosure import Enclosure
 from gramcert.exact import exact, float_down, float_up
 from gramcert.geometry.axis import Axis, layer_axes
 from gramcert.geometry.convolution import Convolution
-from gramcert.geometry.reduction import one_size_bound
 from gramcert.progress import Report, silent
 from gramcert.rounding import (
-    TWIDDLE_ERROR,
     checked_arithmetic,
-    complex_gamma,
     down,
-    gamma,
     lift,
     norm_down,
     norm_up,
@@ -46,8 +36,6 @@ from gramcert.rounding import (
     scaled_down,
     scaled_tensor,
     scaled_up,
-    total_up,
-    underflow,
     up,
 )
 
@@ -290,39 +278,15 @@ def _checked_count(call: str, k: int) -> int:
 
 
 def _of_circulant(call: str, lifted: LiftedLayer, report: Report) -> tuple[Tensor, float]:
-    """The singular values of the symbols on the grid, each as often as its frequency and its copies occur."""
-    axes = lifted.axes or ()
-    groups, outputs, inputs = lifted.reduced.shape[:3]
-    number = groups * min(outputs, inputs) * math.prod(axis.outputs for axis in axes)
+    """Those of a circulant, if there are not too many."""
+    number = number_of_values(lifted)
     if number > MOST_VALUES:
         raise TooLargeError(
             f"{call}: the layer may have at most {MOST_VALUES} singular values, got {number}; spectral_norm encloses "
             f"the largest one at any size",
             few_possible=False,
         )
-    grid = one_size_bound(axes).grids[0]
-    copies = math.prod(axis.outputs for axis in axes) // math.prod(grid.sizes)
-    repeats = grid.multiplicity(torch.device("cpu")).long() * copies
-    frequencies = Frequencies.of_grid(grid, list(range(len(axes))))
-    values, errors = [], [0.0]
-    done, total = 0, groups * len(repeats)
-    report("frequencies", done, total)
-    for kernel in lifted.reduced:
-        flat = kernel.flatten(2)
-        places = [torch.arange(size) for size in kernel.shape[2:]]
-        count = flat.shape[2]
-        taps = flat.permute(2, 0, 1).reshape(count, -1).to(torch.complex128)
-        relative = up(complex_gamma(count + 2) + TWIDDLE_ERROR)
-        storing = up(up(relative * crude_norm(kernel)) + underflow(4 * kernel.numel()))
-        batch = max(1, BATCH_BYTES // (16 * max(flat[..., 0].numel(), count)))
-        for part, times in zip(frequencies.split(batch), repeats.split(batch), strict=True):
-            cosines, sines = part.waves(places)
-            found, error = _verified(torch.complex(cosines, -sines) @ taps, flat.shape[:2])
-            values.append(found.repeat_interleave(times, 0).flatten())
-            errors.append(up(error + storing))
-            done += len(times)
-            report("frequencies", done, total)
-    return torch.cat(values), max(errors)
+    return circulant_values(lifted, report)
 
 
 def _of_matrix(call: str, lifted: LiftedLayer, count: int | None, report: Report) -> tuple[Tensor, float]:
@@ -341,40 +305,16 @@ def _of_matrix(call: str, lifted: LiftedLayer, count: int | None, report: Report
             f"largest one at any size",
             few_possible=count is None and order <= LARGEST_GRAM and band_bytes(axes) <= MOST_AXIS_BYTES,
         )
-    repetition = math.prod(axis.repetition for axis in axes)
     values, errors = [], []
     report("matrices", 0, len(kernels))
     for done, kernel in enumerate(kernels):
         if by_band and count is not None:
             found, error = largest_values(smaller_grams(kernel[None], axes)[0], count)
         else:
-            matrix = dense_matrix(kernel, axes)
-            (found,), error = _verified(matrix[None], matrix.shape)
-            # Only where padding repeats pixels are entries sums of weights.
-            error = up(error + up(gamma(kernel[0, 0].numel()) * up(crude_norm(kernel) * repetition)))
+            matrix, doubt = written_out(kernel, axes)
+            (found,), error = verified_values(matrix[None], matrix.shape)
+            error = up(error + doubt)
         values.append(found)
         errors.append(error)
         report("matrices", done + 1, len(kernels))
     return torch.cat(values), max(errors)
-
-
-def _verified(matrices: Tensor, shape: Sequence[int]) -> tuple[Tensor, float]:
-    """Singular values of a batch of matrices, and a bound of the error of each."""
-    matrices = matrices.reshape(-1, *shape)
-    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
-    order = values.shape[-1]
-    largest = float(values.max())
-    # The Frobenius norms of U and V are √order up to their defects, here bounded generously.
-    product = up(2 * complex_gamma(max(shape) + 2) * up(1.1 * order))
-    residual = up(_frobenius(((left * values[:, None]) @ right).sub_(matrices)) + up(2 * product * largest))
-    identity = torch.eye(order, dtype=matrices.dtype)
-    defects = [up(_frobenius(square - identity) + product) for square in (left.mH @ left, right @ right.mH)]
-    if not max(defects) < 0.1:
-        raise ArithmeticError("singular_values: torch.linalg.svd returned vectors that are not orthonormal")
-    return values, up(residual + up(largest * up(defects[0] + defects[1])))
-
-
-def _frobenius(matrices: Tensor) -> float:
-    """Upper bound of the largest Frobenius norm in a batch."""
-    parts = torch.view_as_real(matrices) if matrices.is_complex() else matrices
-    return root_up(up(total_up(parts.square().flatten(1)) * (1 + 8 * gamma(4))))
