@@ -13,6 +13,7 @@ from gramcert.bounds.toeplitz import norm2_toep
 from gramcert.bounds.transfer import norm2_sampled, sampling_factor
 from gramcert.certification.accuracy import CertifiedAccuracy, certify
 from gramcert.certification.bound import lipschitz_bound
+from gramcert.certification.inverse import Inverse, inverse_bound, invert
 from gramcert.certified.choose import spectral_norm
 from gramcert.certified.smallest import condition_number, smallest_singular_value
 from gramcert.certified.spectrum import Spectrum, singular_values
@@ -29,11 +30,14 @@ __all__ = [
     "CertifiedAccuracy",
     "Convolution",
     "Enclosure",
+    "Inverse",
     "Spectrum",
     "audit",
     "certify",
     "condition_number",
     "gram_norm",
+    "inverse_bound",
+    "invert",
     "lipschitz_bound",
     "nn",
     "norm2",

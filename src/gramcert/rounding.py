@@ -98,6 +98,20 @@ def product_up(first: float, second: float) -> float:
     return up(first * second)
 
 
+def product_down(first: float, second: float) -> float:
+    """Lower bound of a product of numbers that are not negative, exact where a factor is 1."""
+    if first == 1 or second == 1:
+        return second if first == 1 else first
+    return down(first * second)
+
+
+def reciprocal_up(value: float) -> float:
+    """Upper bound of 1/value for a number that is not negative; 1 for 1."""
+    if value == 1:
+        return 1.0
+    return up(1 / value) if value > 0 else math.inf
+
+
 def length_up(parts: Sequence[float]) -> float:
     """√Σp² of numbers that are not negative, as a float that is not below it."""
     parts = [part for part in parts if part]

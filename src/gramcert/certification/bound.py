@@ -59,11 +59,7 @@ def lipschitz_bound(
         1.0
     """
     call = "lipschitz_bound"
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"{call}(module): expected a torch.nn.Module, got {type(module).__name__}")
-    if input_size is not None and input_shape is not None:
-        raise ValueError(f"{call}(input_size, input_shape): expected one of them, got both")
-    network = Network(call, _graph(call, module, input_size, input_shape))
+    network = Network(call, graph_of(call, module, input_size, input_shape))
     network.require_bounded(f"{call}({type(module).__name__})")
     product = network.follow().upper
     if input_size is None and input_shape is None:  # forms need shapes
@@ -72,7 +68,12 @@ def lipschitz_bound(
         return constant_of(network, product)
 
 
-def _graph(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[int] | Tensor | None) -> Graph:
+def graph_of(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[int] | Tensor | None) -> Graph:
+    """What a module computes, at one size, for inputs of one shape, or without shapes."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{call}(module): expected a torch.nn.Module, got {type(module).__name__}")
+    if size is not None and shape is not None:
+        raise ValueError(f"{call}(input_size, input_shape): expected one of them, got both")
     if shape is not None:
         return Source.of(call, module).graph(call, shape_of_example(call, shape))
     if size is None:

@@ -84,8 +84,8 @@ def condition_number(
 
     Example:
         >>> import torch, gramcert
-        >>> gramcert.condition_number(torch.diag(torch.tensor([3.0, -2.0])))
-        Enclosure(1.4999999999999..., 1.500...)
+        >>> print(f"{gramcert.condition_number(torch.diag(torch.tensor([3.0, -2.0]))):.9f}")
+        [1.499999999, 1.500000001]
     """
     call = "condition_number"
     work = Work(max_bytes, max_seconds, call=call)

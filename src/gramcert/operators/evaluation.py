@@ -91,7 +91,7 @@ class Evaluation:
         local: dict[str, Tensor] = {}
         for node in self.nodes.values():
             inputs = [values[name] for name in node.inputs]
-            values[node.name], local[node.name] = _run(node, inputs) if inputs else exactly(x)
+            values[node.name], local[node.name] = run_node(node, inputs) if inputs else exactly(x)
             assert tuple(values[node.name].shape[1:]) == node.shape, node.label
             for name in {*node.inputs} - kept:
                 if last_use[name] == node.name:
@@ -108,7 +108,8 @@ class Evaluation:
         return total
 
 
-def _run(node: Node, inputs: list[Tensor]) -> Rounded:
+def run_node(node: Node, inputs: list[Tensor]) -> Rounded:
+    """What a node makes of batches in float64, and the rounding in it."""
     operation = node.operation
     if isinstance(operation, LinearMap):
         return operation.run(inputs[0])
@@ -152,5 +153,5 @@ class Runnable(nn.Module):
         values: dict[str, Tensor] = {}
         for node in self.graph.nodes.values():
             inputs = [values[name] for name in node.inputs]
-            values[node.name] = _run(node, inputs)[0] if inputs else x.double()[:, None]
+            values[node.name] = run_node(node, inputs)[0] if inputs else x.double()[:, None]
         return values[self.output][:, 0].to(x.dtype)
