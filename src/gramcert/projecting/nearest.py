@@ -13,8 +13,12 @@ The gradient of the smooth part, A(K - A*Y), has a Lipschitz constant of 1, beca
 1 from Z to X = Z + A(K - A*Z) is followed by the shrinking of all singular values by 1, to Y = X - clip(X): that is
 Dykstra's algorithm between clipping and truncation to the taps (Boyle and Dykstra 1986), and Nesterov's extrapolation
 Z = Y + β(Y - Y') makes it several times faster (Beck and Teboulle 2009), with β started again where it points downhill
-(O'Donoghue and Candès 2015). Where taps wrap around a grid smaller than the kernel, AA* has a norm L > 1: steps are of
-length 1/L, and singular values are shrunk by that.
+(O'Donoghue and Candès 2015).
+
+Only frequencies where Y or σ(AP) > 1 calls for it take part in a step, and among those AA* has a smaller norm L: the
+largest eigenvalue of Σ_j w_j t_j t_j*, t_j the e^(iaω_j) at the taps and w_j the weight in the mean. For one frequency
+out of N it is taps/N. Steps of length 1/L, and singular values shrunk by that, are as safe, and isolated peaks, whose Y
+has to become large, are reached in a few of them. Where taps wrap around a grid smaller than the kernel L exceeds 1.
 
 What is saved:
 
@@ -38,6 +42,9 @@ PART_BYTES = 2**20
 # The basis holds so many times the singular values above 1, and some more; beyond a part of all, all are decomposed.
 SPARE, MORE, MOST = 1.25, 4, 0.6
 
+# What the norm of AA* may grow by without its steps being too long.
+ROUNDING = 1e-3
+
 # Steps between two looks at how near the optimum is.
 LOOK_EVERY = 5
 
@@ -51,38 +58,38 @@ class Nearest:
     steps: int
 
 
-def nearest(matrices: Tensor, hold: Tensor, sampling: Sampling, steps: int, gap: float) -> Nearest:
+def nearest(matrices: Tensor, hold: Tensor, sampling: Sampling, tops: Tensor, steps: int, gap: float) -> Nearest:
     """Bring the singular values of all symbols on a grid to about 1 or less, by the least change of the weights.
 
     Args:
         matrices: the weights, (taps, groups, rows, columns) with rows >= columns.
         hold: which of their entries are weights; the others stay zero.
         sampling: the grid.
+        tops: the largest singular values there, from :func:`top_values`.
         steps: most steps of the ascent.
         gap: stop when what was found, scaled to be allowed on the grid, is within this part of the least distance.
     """
-    length = 1 / sampling.wraps
-    parts = _parts(matrices, sampling)
+    parts = _parts(matrices, sampling, tops)
     reach = math.sqrt(len(matrices))
+    spread = _spread([part.spread(part.tops > 1) for part in parts])
     moved = ahead = torch.zeros_like(matrices)  # A*Y and A*Z
     best, momentum, pull = 0.0, 1.0, 0.0
     done = 0
-    while done < steps:
+    while done < steps and spread > 0:
         far = reach * float(ahead.norm())
-        active = [part for part in parts if part.is_used or part.top + far >= 1]
-        if not active:
-            break
-        following, nuclear, against = torch.zeros_like(matrices), 0.0, 0.0
+        active = [part for part in parts if part.is_used or float(part.tops[0]) + far >= 1]
+        following, nuclear, against, tables = torch.zeros_like(matrices), 0.0, 0.0, []
         for part in active:
-            added, size, downhill = part.step(matrices - ahead, pull, length)
-            following += added
-            nuclear, against = nuclear + size, against + downhill
+            taken = part.step(matrices - ahead, pull, 1 / spread)
+            following += taken.added
+            nuclear, against = nuclear + taken.nuclear, against + taken.against
+            tables.append(taken.table)
         following *= hold
         done += 1
         value = float((matrices * following).sum() - following.square().sum() / 2) - nuclear
         best = max(best, value) if math.isfinite(value) else best
-        if against > 0:
-            momentum = 1.0
+        if against > 0 or _spread(tables) > spread * (1 + ROUNDING):  # too far, or too long for those that took part
+            momentum, spread = 1.0, _spread(tables)
         next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
         pull = (momentum - 1) / next_momentum
         ahead = following + pull * (following - moved)
@@ -93,6 +100,11 @@ def nearest(matrices: Tensor, hold: Tensor, sampling: Sampling, steps: int, gap:
             if float((matrices - found / largest).norm()) <= (1 + gap) * math.sqrt(2 * best):
                 break
     return Nearest(matrices - moved, math.sqrt(2 * best), done)
+
+
+def _spread(tables: list[Tensor]) -> float:
+    """The norm of AA* among frequencies whose tables Σ w_j t_j t_j* are given in portions."""
+    return float(torch.linalg.eigvalsh(torch.stack(tables).sum(0))[-1].clamp_min(0))
 
 
 def excess(symbols: Tensor, level: float, basis: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,11 +137,28 @@ def _orthonormal(columns: Tensor) -> Tensor:
     return basis
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """What a step at some frequencies adds to each sum.
+
+    Attributes:
+        added: to A*Y.
+        nuclear: to the nuclear norms.
+        against: to how far downhill the momentum went.
+        table: to that of :func:`_spread`.
+    """
+
+    added: Tensor
+    nuclear: float
+    against: float
+    table: Tensor
+
+
 class _Part:
     """Some frequencies: their dual variables, how these changed last, and where their large singular values are."""
 
-    def __init__(self, sampling: Sampling, top: float) -> None:
-        self.sampling, self.top = sampling, top
+    def __init__(self, sampling: Sampling, tops: Tensor) -> None:
+        self.sampling, self.tops = sampling, tops
         self._dual: Tensor | None = None
         self._change: Tensor | None = None
         self._basis: Tensor | None = None
@@ -139,8 +168,13 @@ class _Part:
         """Whether its Y may differ from 0."""
         return self._dual is not None
 
-    def step(self, matrices: Tensor, pull: float, length: float) -> tuple[Tensor, float, float]:
-        """One step: what the new Y adds to A*Y and to the nuclear norms, and how far downhill the momentum went."""
+    def spread(self, chosen: Tensor) -> Tensor:
+        """Σ w_j t_j t_j* of the chosen frequencies and their conjugates, which real kernels have too."""
+        waves = self.sampling.twiddles * (self.sampling.weights * chosen).sqrt()[:, None]
+        return waves.real.mT @ waves.real + waves.imag.mT @ waves.imag
+
+    def step(self, matrices: Tensor, pull: float, length: float) -> _Taken:
+        """One step of the ascent."""
         symbols = self.sampling.symbols(matrices) * length
         if self._dual is None or self._change is None:
             self._dual, self._change = torch.zeros_like(symbols), torch.zeros_like(symbols)
@@ -149,11 +183,12 @@ class _Part:
         following, values, vectors = excess(symbols, length, self._basis)
         self._keep(values > length, vectors, symbols.shape[-1])
         change = following - self._dual
+        weights = self.sampling.weights
         each = torch.linalg.vecdot((ahead - following).flatten(1), change.flatten(1)).real
         nuclear = (values - length).clamp_min(0).flatten(1).sum(1)
         self._dual, self._change = following, change
-        weights = self.sampling.weights
-        return self.sampling.adjoint(following), float(nuclear @ weights), float(each @ weights)
+        added = self.sampling.adjoint(following)
+        return _Taken(added, float(nuclear @ weights), float(each @ weights), self.spread(nuclear > 0))
 
     def largest(self, matrices: Tensor) -> float:
         """The largest singular value of these symbols in the basis; of one that was not needed, by all vectors."""
@@ -173,17 +208,25 @@ class _Part:
             self._basis = vectors
 
 
-def _parts(matrices: Tensor, sampling: Sampling) -> list[_Part]:
-    """The frequencies in portions, those with the largest singular values first."""
-    each = max(1, PART_BYTES // (2 * matrices.element_size() * matrices[0].numel()))
-    everything = torch.arange(len(sampling), device=matrices.device)
+def top_values(matrices: Tensor, sampling: Sampling) -> Tensor:
+    """The largest singular value of all groups at each frequency."""
     tops = []
-    for some in everything.split(each):
+    for some in torch.arange(len(sampling), device=matrices.device).split(_portion(matrices)):
         symbols = sampling.chosen(some).symbols(matrices)
         largest = torch.linalg.eigvalsh(symbols.mH @ symbols)[..., -1].clamp_min(0).sqrt()
         tops.append(largest.flatten(1).amax(1))
-    top, order = torch.cat(tops).sort(descending=True)
+    return torch.cat(tops)
+
+
+def _parts(matrices: Tensor, sampling: Sampling, tops: Tensor) -> list[_Part]:
+    """The frequencies in portions, those with the largest singular values first."""
+    values, order = tops.sort(descending=True)
+    each = _portion(matrices)
     return [
-        _Part(sampling.chosen(some), float(values[0]))
-        for some, values in zip(order.split(each), top.split(each), strict=True)
+        _Part(sampling.chosen(some), largest)
+        for some, largest in zip(order.split(each), values.split(each), strict=True)
     ]
+
+
+def _portion(matrices: Tensor) -> int:
+    return max(1, PART_BYTES // (2 * matrices.element_size() * matrices[0].numel()))

@@ -13,8 +13,17 @@ The polar factor comes from a quintic iteration X ← aX + bX(X*X) + cX(X*X)² o
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, checked_iterations, checked_kernel, require_dense, require_finite, widened
+from gramcert.arguments import (
+    Sizes,
+    axis_sizes,
+    checked_iterations,
+    checked_kernel,
+    require_dense,
+    require_finite,
+    widened,
+)
 from gramcert.bounds.layer import norm2, quick_norm
+from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import Convolution, as_convolution
 from gramcert.projecting.project import checked_norm, checked_steps
 from gramcert.projecting.sampled import Places, Sampling, sampling_grid
@@ -74,6 +83,8 @@ def polar_step(
     if iterations is not None:
         iterations = checked_iterations(call, iterations)
     description = _geometry(call, layer, input_size)
+    if input_size is not None:
+        layer_axes(description, axis_sizes(call, "input_size", input_size, description.axes), call)
     values = _checked_gradient(call, gradient, layer, description)
     with torch.no_grad():
         largest = values.abs().amax()

@@ -14,20 +14,23 @@ from gramcert.geometry.axis import Axis, layer_axes
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.reduction import every_size_square, one_size_bound
 from gramcert.geometry.symbol import FrequencyGrid
-from gramcert.projecting.nearest import Nearest, nearest
+from gramcert.projecting.nearest import Nearest, nearest, top_values
 from gramcert.projecting.sampled import Places, Sampling, sampling_grid
 
 # The search stops when what it has is this near to the least distance, as a part of it.
-GAP = 0.01
+GAP = 0.02
 
 # Finer tolerances than this, and weights farther above the norm, are searched in float64.
 FINE, FAR = 1e-5, 1e3
 
+# Levels on the grid are lowered to this part at most.
+MOST_MISSED = 0.9
+
 # At one input size the constraint on the grid asks for more than the norm does; it is relaxed so often.
 ROUNDS = 3
 
-# Roundings of the weights that the first scaling leaves room for; each further one twice as many. After so many
-# scalings the room is everything: the kernel is zero, which has a norm of 0.
+# Roundings of the weights that the first scaling leaves room for, but no more than this part of the tolerance; each
+# further one twice as many. After so many scalings the room is everything: the kernel is zero, of norm 0.
 ROOM, SCALINGS = 16, 60
 
 
@@ -36,7 +39,7 @@ def project(
     norm: float = 1.0,
     input_size: Sizes | None = None,
     *,
-    steps: int = 30,
+    steps: int = 40,
     tol: float = 1e-3,
     max_bytes: int = 2**31,
 ) -> Tensor:
@@ -113,50 +116,58 @@ class _Candidate:
         self.kernel = layer.kernel.double()
         self.size: tuple[int, ...] | None = None
         self.axes: tuple[Axis, ...] | None = None
+        self.read: Tensor | None = None
         if input_size is not None:
             self.size = axis_sizes(asked.call, "input_size", input_size, layer.axes)
             self.axes = layer_axes(layer, self.size, asked.call)
+            self.read = _read(self.axes).to(layer.kernel.device)
 
     def proved(self) -> Tensor:
         """The nearest weights that were found, or the scaled ones if these are nearer."""
-        scaled = self.kernel * (self.asked.norm / self.before)
+        scaled = self._scaled(self.kernel, self.asked.norm / self.before)
         found = self._brought_inside(self._searched())
         if float((found - self.kernel).norm()) > float((scaled - self.kernel).norm()):
             found = self._brought_inside(scaled)
         return found.reshape(self.weight.shape).to(self.weight.dtype)
 
     def _searched(self) -> Tensor:
-        """Where the search ends: the norm of it is about what was asked for, but for what lies between frequencies."""
-        grid, level = constraint(self.layer, self.axes, self.asked.norm)
-        kernel, upper = self.kernel, self.before
-        for _ in range(ROUNDS if self.axes is not None else 1):
-            kernel = search(self.layer, self.axes, grid, level, self.asked.steps, GAP, fine=self._is_fine())[0]
+        """Where the search ends, brought back towards the weights where its norm is less than it may be."""
+        norm = self.asked.norm
+        grid, level = constraint(self.layer, self.axes, norm)
+        # At every size the norm and the level on the grid belong together, and a peak between frequencies is seen.
+        peak = self.before * level / norm if self.axes is None else None
+        for _ in range(1 if self.axes is None else ROUNDS):
+            kernel, _ = search(
+                self.layer, self.axes, grid, level, self.asked.steps, GAP, fine=self._is_fine(), peak=peak
+            )
             if not bool(torch.isfinite(kernel).all()):
-                return self.kernel * 0
-            if self.axes is None:
+                return self._scaled(self.kernel, 0.0)
+            upper = self._upper(self._rounded(kernel))
+            if upper >= norm * (1 - self.asked.tol):
                 return kernel
-            upper = self._upper(kernel)
-            if upper >= self.asked.norm * (1 - self.asked.tol):
-                return kernel
-            level *= self.asked.norm / upper
+            level *= norm / upper
         # The norm is convex: on the way from here to the weights it is at most what a straight line says.
-        part = (self.asked.norm - upper) / (self.before - upper)
-        return kernel + part * (self.kernel - kernel) if 0 < part < 1 else kernel
+        part = (norm - upper) / (self.before - upper)
+        return kernel + part * (self.kernel - kernel)
 
     def _is_fine(self) -> bool:
         return self.asked.tol < FINE or self.before > FAR * self.asked.norm or max(self.layer.kernel_size) == 1
 
     def _brought_inside(self, kernel: Tensor) -> Tensor:
         """The kernel, scaled and rounded until it is proved; in float64, with the values of its own type."""
-        room = ROOM * torch.finfo(self.weight.dtype).eps
+        room = min(ROOM * torch.finfo(self.weight.dtype).eps, self.asked.tol / ROOM)
         kernel = self._rounded(kernel)
         for _ in range(SCALINGS):
             upper = self._upper(kernel)
             if upper <= self.asked.norm:
                 return kernel
-            kernel = self._rounded(kernel * (self.asked.norm / upper * max(0.0, 1 - room)))
+            kernel = self._rounded(self._scaled(kernel, self.asked.norm / upper * max(0.0, 1 - room)))
             room *= 2
         raise ValueError(f"{self.asked.call}(norm={self.asked.norm}): no weights of {self.weight.dtype} were proved")
+
+    def _scaled(self, kernel: Tensor, factor: float) -> Tensor:
+        """The kernel times a factor, but for taps that make no difference at this size."""
+        return kernel * factor if self.read is None else torch.where(self.read, kernel * factor, kernel)
 
     def _upper(self, kernel: Tensor) -> float:
         stored = kernel.to(self.layer.kernel.dtype)
@@ -191,16 +202,23 @@ def search(
     gap: float,
     *,
     fine: bool,
+    peak: float | None = None,
 ) -> tuple[Tensor, Nearest]:
     """The kernel nearest to that of a layer with singular values up to a level on a grid, in float64, and its search.
 
-    Taps that no output reads the input with, at one size, stay what they are.
+    Taps that no output reads the input with, at one size, stay what they are. Where the largest singular value over all
+    frequencies, ``peak``, is known and the grid has missed it, the level is lowered by that ratio: what is above the
+    level between frequencies is then above it on the grid.
     """
     places = Places(layer, None if axes is None else _read(axes))
     kernel = layer.kernel.detach().double()
     matrices = places.gather(kernel / level).to(torch.float64 if fine else torch.float32)
     sampling = Sampling.on(grid, places.taps, matrices)
-    found = nearest(matrices, places.hold, sampling, steps, gap)
+    tops = top_values(matrices, sampling)
+    if peak is not None:
+        missed = max(MOST_MISSED, min(1.0, float(tops.amax()) * level / peak))
+        matrices, tops, level = matrices / missed, tops / missed, level * missed
+    found = nearest(matrices, places.hold, sampling, tops, steps, gap)
     # Only the change has passed through the precision of the search.
     change = (found.matrices - matrices).double() * level
     return places.scatter(places.gather(kernel) + change, kernel), found

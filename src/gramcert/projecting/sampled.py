@@ -58,8 +58,8 @@ class Places:
 class Sampling:
     """Symbols of matrices (taps, groups, rows, columns) at frequencies, and the kernel nearest to symbols."""
 
-    def __init__(self, twiddles: Tensor, weights: Tensor, wraps: int) -> None:
-        self.twiddles, self.weights, self.wraps = twiddles, weights, wraps
+    def __init__(self, twiddles: Tensor, weights: Tensor) -> None:
+        self.twiddles, self.weights = twiddles, weights
         self._back = (twiddles * weights[:, None]).mT.contiguous()
 
     @classmethod
@@ -68,16 +68,14 @@ class Sampling:
         tables = grid.tables([range(size) for size in taps], like)
         counts = grid.multiplicity(like.device)
         twiddles = grid.twiddles(grid.indices(like.device), tables)
-        # How many taps of one axis meet at one place: the norm of the map, squared.
-        wraps = math.prod(-(-size // period) for size, period in zip(taps, grid.sizes, strict=True))
-        return cls(twiddles, (counts / counts.sum()).to(like.dtype), wraps)
+        return cls(twiddles, (counts / counts.sum()).to(like.dtype))
 
     def __len__(self) -> int:
         return len(self.twiddles)
 
     def chosen(self, indices: Tensor) -> "Sampling":
         """Some of the frequencies, with the weights that they have among all."""
-        return Sampling(self.twiddles[indices], self.weights[indices], self.wraps)
+        return Sampling(self.twiddles[indices], self.weights[indices])
 
     def symbols(self, matrices: Tensor) -> Tensor:
         """(frequencies, groups, rows, columns), complex."""
