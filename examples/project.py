@@ -1,7 +1,7 @@
 """Train a small network whose layers stay within norm 1 by projection: python examples/project.py (some seconds).
 
-The weights are plain parameters. After each step of the optimiser they are moved to about the nearest ones whose norm, as
-stored, is proved to be at most 1; dividing by the norm would shrink every direction for the sake of the largest.
+The weights are plain parameters. After every other step of the optimiser they are moved to about the nearest ones whose
+norm, as stored, is proved to be at most 1; dividing by the norm would shrink every direction for the sake of one.
 """
 
 import torch

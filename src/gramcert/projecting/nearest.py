@@ -194,7 +194,7 @@ class _Part:
         """The largest singular value of these symbols in the basis; of one that was not needed, by all vectors."""
         symbols = self.sampling.symbols(matrices)
         images = symbols if self._basis is None else symbols @ self._basis
-        return float(torch.linalg.eigvalsh(images.mH @ images).amax().clamp_min(0).sqrt())
+        return float(_norms(images).amax())
 
     def _keep(self, large: Tensor, vectors: Tensor, columns: int) -> None:
         """The vectors that the next step follows: none where they are too many, or may not have been all."""
@@ -213,9 +213,16 @@ def top_values(matrices: Tensor, sampling: Sampling) -> Tensor:
     tops = []
     for some in torch.arange(len(sampling), device=matrices.device).split(_portion(matrices)):
         symbols = sampling.chosen(some).symbols(matrices)
-        largest = torch.linalg.eigvalsh(symbols.mH @ symbols)[..., -1].clamp_min(0).sqrt()
-        tops.append(largest.flatten(1).amax(1))
+        tops.append(_norms(symbols).amax(1))
     return torch.cat(tops)
+
+
+def _norms(matrices: Tensor) -> Tensor:
+    """The largest singular value of each matrix."""
+    if matrices.shape[-1] == 1:
+        return matrices.abs().square().sum((-2, -1)).sqrt()
+    squares: Tensor = torch.linalg.eigvalsh(matrices.mH @ matrices)
+    return squares[..., -1].clamp_min(0).sqrt()
 
 
 def _parts(matrices: Tensor, sampling: Sampling, tops: Tensor) -> list[_Part]:

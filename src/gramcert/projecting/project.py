@@ -23,6 +23,9 @@ GAP = 0.02
 # Finer tolerances than this, and weights farther above the norm, are searched in float64.
 FINE, FAR = 1e-5, 1e3
 
+# Of weights still farther above, floats do not see the singular values near the norm: they are only scaled.
+FARTHEST = 1e12
+
 # Levels on the grid are lowered to this part at most.
 MOST_MISSED = 0.9
 
@@ -93,13 +96,14 @@ class Projection:
         description = certified_convolution(self.call, layer)
         kernel = require_values(self.call, "layer", description.kernel).detach()
         with torch.no_grad():
-            before = self._upper(layer, input_size)
+            before = self.upper(layer, input_size)
             if before <= self.norm:
                 return weight.detach().clone()
             candidate = _Candidate(self, description.with_kernel(kernel), weight, input_size, before)
             return candidate.proved()
 
-    def _upper(self, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None) -> float:
+    def upper(self, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None) -> float:
+        """A proved bound of the norm, which is finite."""
         upper = enclose(self.call, layer, input_size, self.tol, Work(self.max_bytes, None, call=self.call)).upper
         if not math.isfinite(upper):
             raise ValueError(f"{self.call}(layer): no finite bound of its norm, so that nothing can be proved")
@@ -117,6 +121,7 @@ class _Candidate:
         self.size: tuple[int, ...] | None = None
         self.axes: tuple[Axis, ...] | None = None
         self.read: Tensor | None = None
+        self._proved: tuple[Tensor, float] | None = None  # the last kernel, and its bound
         if input_size is not None:
             self.size = axis_sizes(asked.call, "input_size", input_size, layer.axes)
             self.axes = layer_axes(layer, self.size, asked.call)
@@ -133,6 +138,8 @@ class _Candidate:
     def _searched(self) -> Tensor:
         """Where the search ends, brought back towards the weights where its norm is less than it may be."""
         norm = self.asked.norm
+        if self.before > FARTHEST * norm:
+            return self._scaled(self.kernel, norm / self.before)
         grid, level = constraint(self.layer, self.axes, norm)
         # At every size the norm and the level on the grid belong together, and a peak between frequencies is seen.
         peak = self.before * level / norm if self.axes is None else None
@@ -170,8 +177,10 @@ class _Candidate:
         return kernel * factor if self.read is None else torch.where(self.read, kernel * factor, kernel)
 
     def _upper(self, kernel: Tensor) -> float:
-        stored = kernel.to(self.layer.kernel.dtype)
-        return self.asked._upper(self.layer.with_kernel(stored), self.size)
+        if self._proved is None or not torch.equal(self._proved[0], kernel):
+            stored = kernel.to(self.layer.kernel.dtype)
+            self._proved = kernel, self.asked.upper(self.layer.with_kernel(stored), self.size)
+        return self._proved[1]
 
     def _rounded(self, kernel: Tensor) -> Tensor:
         return kernel.to(self.weight.dtype).double()
