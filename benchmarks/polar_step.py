@@ -114,11 +114,13 @@ def compared(name: str, train, test, epochs: int, batch: int) -> None:
 
 
 def norms() -> None:
-    """Operator norms, and how much of mean ‖E_G‖_*, which no step of norm 1 exceeds, a step of norm 1 gains."""
-    print("operator norms of steps for Gaussian gradients (certified, tol 1e-2), and their gain at equal norm")
-    for channels in (64, 512):
+    """Operator norms, and what steps of equal norm gain: their inner product with the gradient."""
+    print("operator norms of steps (certified, tol 1e-2), and their gain at equal norm")
+    for channels, kind in ((64, "Gaussian"), (64, "equal taps"), (512, "Gaussian")):
         torch.manual_seed(0)
         gradient = torch.randn(channels, channels, 3, 3)
+        if kind == "equal taps":
+            gradient = gradient.mean((2, 3), keepdim=True).expand_as(gradient).contiguous()
         sizes = {}
         for name, step in (("flattened", flattened_step), ("polar_step", gramcert.polar_step)):
             start = time.perf_counter()
@@ -128,7 +130,7 @@ def norms() -> None:
             sizes[name] = norm, float((gradient * found).sum()) / norm.upper, seconds
         for name, (norm, gain, seconds) in sizes.items():
             ratio = gain / sizes["flattened"][1]
-            print(f"  {channels:3} channels, {name:10} norm {norm}, gain {ratio:.2f} of flattened, {seconds:.2f} s")
+            print(f"  {channels:3} channels, {kind}, {name:10} norm {norm}, gain {ratio:.2f}, {seconds:.2f} s")
 
 
 def cifar(path: str):

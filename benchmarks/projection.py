@@ -1,10 +1,11 @@
-"""How near `project` comes, and what it costs: python benchmarks/projection.py [--real].
+"""How near `project` comes, and what it costs: python benchmarks/projection.py [--real | --hook].
 
 Three ways to bring a 64×64×3×3 layer to norm 1, in one run: the weights divided by their norm; one pass of clipping on
 the grid of a 32×32 input and truncation to the taps (Sedghi, Gupta & Long 2019), whose norm is then above; ours.
 `least` is a lower bound of the distance of every kernel with norm 1, by duality: a long search on a finer grid. It
 says how near to the optimum a distance is, and what ratio to scaling there can be at all. With --real the same for
-convolutions of trained networks, where tests/real_layers.py finds them, at a half and at 1/1.15 of their norms.
+convolutions of trained networks, where tests/real_layers.py finds them, at a half and at 1/1.15 of their norms. With
+--hook the times of `projection` after steps that move the weights by 2 %, one layer of each width.
 """
 
 import statistics
@@ -85,7 +86,25 @@ def row(name: str, layer: gramcert.Convolution, target: float) -> tuple[str, ...
     )
 
 
+def hook_times() -> None:
+    for channels in (16, 64, 128):
+        torch.manual_seed(0)
+        layer = torch.nn.Conv2d(channels, channels, 3, padding=1)
+        optimizer = torch.optim.SGD([layer.weight], lr=1.0)
+        gramcert.projection(optimizer, [layer])
+        times = []
+        for _ in range(8):
+            layer.weight.grad = torch.randn_like(layer.weight)
+            layer.weight.grad *= 0.02 * layer.weight.detach().norm() / layer.weight.grad.norm()
+            start = time.perf_counter()
+            optimizer.step()
+            times.append(time.perf_counter() - start)
+        print(f"{channels:3} channels: {min(times):.2f} to {max(times):.2f} s, median {statistics.median(times):.2f} s")
+
+
 def main() -> None:
+    if "--hook" in sys.argv:
+        return hook_times()
     table = Table(
         title=f"torch {torch.__version__}, {torch.get_num_threads()} threads; distances in the Frobenius norm"
     )
@@ -113,7 +132,7 @@ def main() -> None:
         table.add_row(*row("Gaussian, circular", drawn(1.3, padding_mode="circular"), 1.0))
         for norm in (1.3, 2.0):
             table.add_row(*row("Gaussian, stride 2", drawn(norm, stride=2), 1.0))
-    Console(width=170).print(table)
+    return Console(width=170).print(table)
 
 
 if __name__ == "__main__":
