@@ -50,8 +50,8 @@ def project(
 
     What is returned was proved: with these weights ``spectral_norm(layer, input_size, tol=tol).upper <= norm``, all
     rounding included, that of the weights to their own type too. How near they are is a matter of search: with enough
-    steps, about the nearest in the Frobenius norm, and never farther than the weights divided by their norm. A layer
-    that is proved to be within ``norm`` keeps its weights.
+    steps, about the nearest in the Frobenius norm, and but for rounding never farther than the weights divided by their
+    norm. A layer that is proved to be within ``norm`` keeps its weights.
 
     Args:
         layer: ``nn.Linear``, ``nn.Conv1d/2d/3d``, ``nn.ConvTranspose1d/2d/3d``, a :class:`Convolution` or a real
@@ -60,7 +60,7 @@ def project(
         input_size: the one size that the layer is used at, or ``None`` for every size.
         steps: most steps of the search; a few are quick, and nearly all of the way.
         tol: relative width of the proof. The last scaling loses about that much.
-        max_bytes: most memory of the proof.
+        max_bytes: most memory of the proof. The search takes up to about 1 GiB, for the widest layers.
 
     Returns:
         A new tensor of the shape, the type and on the device of the layer's weight, without gradient.
