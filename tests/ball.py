@@ -25,6 +25,20 @@ def ball_norm(matrix, digits=60):
         flint.ctx.dps = 15
 
 
+def smallest_ball(matrix, digits=60):
+    """The smallest of min(rows, columns) singular values of the stored matrix, as a ball."""
+    exact = as_balls(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T)
+    polynomial = (exact.transpose() * exact).charpoly()
+    if polynomial[0] == 0:
+        return flint.arb(0)
+    integral = flint.fmpz_poly([int(c * polynomial.denom()) for c in polynomial.coeffs()])
+    flint.ctx.dps = digits
+    try:
+        return min((root.real for root, _ in integral.complex_roots()), key=lambda ball: ball.mid()).sqrt()
+    finally:
+        flint.ctx.dps = 15
+
+
 def holds(enclosure, truth):
     """Whether the true number, known as a ball, is certainly between the ends."""
     lower, upper = (

@@ -14,6 +14,7 @@ from gramcert.bounds.transfer import norm2_sampled, sampling_factor
 from gramcert.certification.accuracy import CertifiedAccuracy, certify
 from gramcert.certification.bound import lipschitz_bound
 from gramcert.certified.choose import spectral_norm
+from gramcert.certified.smallest import condition_number, smallest_singular_value
 from gramcert.certified.spectrum import Spectrum, singular_values
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
@@ -34,6 +35,7 @@ __all__ = [
     "Spectrum",
     "audit",
     "certify",
+    "condition_number",
     "gram_norm",
     "lipschitz_bound",
     "nn",
@@ -48,6 +50,7 @@ __all__ = [
     "rescaling",
     "sampling_factor",
     "singular_values",
+    "smallest_singular_value",
     "spectral_norm",
     "train",
     "verify",

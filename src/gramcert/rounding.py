@@ -64,6 +64,11 @@ def largest_upper(lower: float, tol: float) -> float:
     return max(lower, down(down(lower / up(1 - tol))))
 
 
+def least_lower(upper: float, tol: float) -> float:
+    """About the least lower bound with (upper - lower)/upper <= tol, not below it and not above the upper bound."""
+    return min(upper, up(up(upper * up(1 - tol))))
+
+
 def root_up(value: float) -> float:
     """Upper bound of the square root."""
     return up(math.sqrt(value))
@@ -242,6 +247,15 @@ def norm_down(vector: Tensor) -> float:
 def norm_up(vector: Tensor) -> float:
     """Upper bound of the Euclidean norm."""
     return root_up(square_norm(vector)[1])
+
+
+def quotient_bounds(image: Tensor, error: float, vector: Tensor) -> tuple[float, float]:
+    """Bounds of ‖y‖/‖x‖ where y is within ``error`` of the image in norm; 0 and infinity for a zero vector."""
+    least, most = (root(part) for root, part in zip((root_down, root_up), square_norm(vector), strict=True))
+    if not least > 0:
+        return 0.0, math.inf
+    lower = down(down(norm_down(image) - error) / most)
+    return max(0.0, lower), up(up(norm_up(image) + error) / least)
 
 
 def cholesky_error(

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import gramcert
 from cases import layers
-from gramcert import Convolution, singular_values, spectral_norm
+from gramcert import Convolution, singular_values, smallest_singular_value, spectral_norm
 from gramcert.certified.frequencies import Frequencies
 from gramcert.rounding import TWIDDLE_ERROR
 
 flint = pytest.importorskip("flint", reason="python-flint is not installed")
-from ball import ball_norm, holds, random_matrix  # noqa: E402
+from ball import ball_norm, holds, random_matrix, smallest_ball  # noqa: E402
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -41,6 +41,7 @@ def test_matrices(scale, tol):
         scaled = (matrix * 1024).round() * scale if scale < 1e-300 else matrix * scale
         enclosure = spectral_norm(scaled, tol=tol)
         assert holds(enclosure, ball_norm(scaled))
+        assert holds(smallest_singular_value(scaled, tol=tol), smallest_ball(scaled))
         if scale > 1e-300 and scaled.any():
             assert enclosure.relative_width <= max(tol, 5e3 * EPS)
 
@@ -51,6 +52,7 @@ def test_one_huge_entry(huge):
     for matrix in draw(12):
         matrix[0, 0] = huge
         assert holds(spectral_norm(matrix, tol=1e-12), ball_norm(matrix))
+        assert holds(smallest_singular_value(matrix, tol=1e-12), smallest_ball(matrix))
 
 
 @settings(max_examples=settings.default.max_examples // 2)
@@ -60,12 +62,14 @@ def test_layers_at_one_size(case, tol):
     matrix = layer.to_dense(size)
     assume(min(matrix.shape) <= SMALL)
     assert holds(spectral_norm(layer, size, tol=tol), ball_norm(matrix))
+    assert holds(smallest_singular_value(layer, size, tol=tol), smallest_ball(matrix))
 
 
 @given(st.lists(st.integers(-8, 8), min_size=1, max_size=5), st.sampled_from([1e-2, 1e-6, 1e-11]))
 def test_every_size_of_a_one_dimensional_filter(taps, tol):
-    """|E(ω)|² is a polynomial in cos ω; its maximum is at ±1 or where the derivative vanishes, all known as balls."""
-    enclosure = spectral_norm(Convolution(torch.tensor([[taps]], dtype=torch.float64) / 8), tol=tol)
+    """|E(ω)|² is a polynomial in cos ω; its extremes are at ±1 or where the derivative vanishes, all known as balls."""
+    layer = Convolution(torch.tensor([[taps]], dtype=torch.float64) / 8, padding=len(taps) - 1)
+    enclosure, least = spectral_norm(layer, tol=tol), smallest_singular_value(layer, tol=tol)
     correlation = [sum(a * b for a, b in zip(taps, taps[lag:], strict=False)) for lag in range(len(taps))]
     polynomial = flint.fmpz_poly([correlation[0]])
     chebyshev = [flint.fmpz_poly([1]), flint.fmpz_poly([0, 1])]
@@ -78,9 +82,10 @@ def test_every_size_of_a_one_dimensional_filter(taps, tol):
         if polynomial.degree() > 1:
             roots = [root for root, _ in polynomial.derivative().complex_roots() if root.imag == 0 or 0 in root.imag]
             places += [root.real for root in roots if abs(root.real) <= 1]
-        largest = max((_evaluate(polynomial, place) for place in places), key=lambda ball: ball.mid())
-        truth = largest.sqrt() / 8 if largest > 0 else flint.arb(0)
+        values = sorted((_evaluate(polynomial, place) for place in places), key=lambda ball: ball.mid())
+        smallest, truth = (value.sqrt() / 8 if value > 0 else flint.arb(0) for value in (values[0], values[-1]))
         assert holds(enclosure, truth)
+        assert holds(least, smallest)
     finally:
         flint.ctx.dps = 15
 

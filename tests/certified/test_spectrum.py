@@ -1,6 +1,10 @@
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from cases import layers
@@ -17,10 +21,33 @@ def check(spectrum, truth):
     assert spectrum.error <= 1e-9 * (1 + truth[0])
 
 
+def check_sums(spectrum, truth):
+    """Valid and tight: the true sums are inside, and the ends no farther than the error of each value makes them."""
+    assert spectrum.omitted == 0
+    rounding = 50 * EPS * (1 + float(truth[0]))  # of each value of the reference
+    number = len(truth)
+    for count in {1, (number + 1) // 2, number}:
+        found, exact = spectrum.ky_fan(count), math.fsum(truth[:count].tolist())
+        assert found.lower - count * rounding <= exact <= found.upper + count * rounding
+        assert found.upper - found.lower <= 2 * count * spectrum.error + 8 * EPS * exact
+    nuclear, whole = spectrum.nuclear, spectrum.ky_fan(number)
+    assert (nuclear.lower, nuclear.upper) == (whole.lower, whole.upper)
+    length = float(truth.norm())
+    assert spectrum.frobenius.lower - number * rounding <= length <= spectrum.frobenius.upper + number * rounding
+    assert spectrum.frobenius.relative_width * length <= 2.1 * spectrum.error * number**0.5 + 4 * number * EPS * length
+    assert spectrum.largest.lower - rounding <= truth[0] <= spectrum.largest.upper + rounding
+    assert spectrum.smallest.lower - rounding <= truth[-1] <= spectrum.smallest.upper + rounding
+    least, most = spectrum.above(1)
+    assert int((truth > 1 + rounding).sum()) <= most <= int((truth > 1 - 2 * spectrum.error - rounding).sum())
+    assert int((truth > 1 + 2 * spectrum.error + rounding).sum()) <= least <= int((truth > 1 - rounding).sum())
+
+
 @given(layers())
 def test_every_layer_with_a_small_matrix(case):
     layer, size = case
-    check(singular_values(layer, size), torch.linalg.svdvals(layer.to_dense(size)))
+    spectrum, truth = singular_values(layer, size), torch.linalg.svdvals(layer.to_dense(size))
+    check(spectrum, truth)
+    check_sums(spectrum, truth)
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
@@ -195,3 +222,128 @@ def test_spectra_are_immutable():
 def test_layers_without_values_are_refused():
     with pytest.raises(TypeError, match=r"singular_values\(layer\): expected a dense tensor with values, got a meta"):
         singular_values(torch.nn.Conv2d(1, 1, 3, device="meta"), 8)
+
+
+@given(
+    st.lists(st.integers(-50, 50), min_size=1, max_size=5),
+    st.sampled_from(["circular", "zeros"]),
+    st.integers(-40, 40),
+    st.randoms(use_true_random=False),
+)
+def test_sums_of_known_singular_values(entries, mode, exponent, random):
+    """A permuted diagonal matrix at each pixel: the singular values are known exactly, and nothing is forgiven."""
+    order = random.sample(range(len(entries)), len(entries))
+    kernel = torch.zeros(len(entries), len(entries), 3, 3, dtype=torch.float64)
+    for row, (column, entry) in enumerate(zip(order, entries, strict=True)):
+        kernel[row, column, 1, 1] = entry * 2.0**exponent
+    spectrum = singular_values(Convolution(kernel, padding=1, padding_mode=mode), 3)
+    scale = Fraction(2) ** exponent
+    truth = sorted((abs(entry) * scale for entry in entries for _ in range(9)), reverse=True)
+    for count in (1, 5, len(truth)):
+        assert sum(truth[:count]) in spectrum.ky_fan(count)
+    assert sum(truth) in spectrum.nuclear
+    assert truth[0] in spectrum.largest
+    assert truth[-1] in spectrum.smallest
+    square = sum(value**2 for value in truth)
+    assert Fraction(spectrum.frobenius.lower) ** 2 <= square <= Fraction(spectrum.frobenius.upper) ** 2
+    least, most = spectrum.above(1)
+    assert least <= sum(value > 1 for value in truth) <= most
+    if truth[-1]:
+        assert truth[0] / truth[-1] in spectrum.condition
+        assert spectrum.condition.relative_width <= 1e-9
+    else:
+        assert spectrum.condition.upper == math.inf
+
+
+POSITIVE = st.floats(0, 1e300)
+
+
+@given(st.lists(POSITIVE, min_size=1, max_size=30), st.sampled_from([0.0, 1e-320, 1e-12, 0.5, 1e3]))
+def test_sums_are_rounded_outward(values, error):
+    """Against exact sums of the ends of each value, whatever they are."""
+    values = sorted(values, reverse=True)
+    spectrum = Spectrum(torch.tensor(values, dtype=torch.float64), error)
+    exact = [Fraction(value) for value in values]
+    low = sum(max(value - Fraction(error), Fraction(0)) for value in exact)
+    high = sum(value + Fraction(error) for value in exact)
+    lower, upper = Fraction(spectrum.nuclear.lower), Fraction(spectrum.nuclear.upper)
+    assert lower <= low <= high <= upper
+    unit = Fraction(EPS) * 3 * high + Fraction(2) ** -1070
+    assert low - lower <= unit
+    assert upper - high <= unit
+    squares = [sum(max(value + sign * Fraction(error), Fraction(0)) ** 2 for value in exact) for sign in (-1, 1)]
+    assert Fraction(spectrum.frobenius.lower) ** 2 <= squares[0]
+    assert squares[1] <= Fraction(spectrum.frobenius.upper) ** 2
+    least, most = spectrum.above(1)
+    assert least <= sum(value - Fraction(error) > 1 for value in exact)
+    assert sum(value + Fraction(error) > 1 for value in exact) <= most
+
+
+def test_sums_at_the_ends_of_the_range():
+    nothing = Spectrum(torch.zeros(3, dtype=torch.float64), 0.0)
+    for found in (nothing.nuclear, nothing.frobenius, nothing.largest, nothing.smallest, nothing.ky_fan(2)):
+        assert (found.lower, found.upper) == (0, 0)
+    assert nothing.condition.upper == math.inf
+    huge = Spectrum(torch.full((4,), 1.5e308, dtype=torch.float64), 1e290)
+    assert 8e307 <= huge.nuclear.lower < huge.nuclear.upper == math.inf
+    assert huge.frobenius.upper == math.inf
+    assert 1 in huge.condition
+    assert huge.largest.upper < math.inf
+    unknown = singular_values(Convolution(torch.full((1, 1, 2), 1.7e308, dtype=torch.float64), padding=1), 4)
+    for found in (unknown.nuclear, unknown.frobenius, unknown.largest, unknown.smallest, unknown.ky_fan(1)):
+        assert (found.lower, found.upper) == (0, math.inf)
+    assert (unknown.condition.lower, unknown.condition.upper) == (1, math.inf)
+    assert unknown.above(1) == (0, 4)
+
+
+def test_sums_of_complex_matrices_count_each_value_once():
+    matrix = torch.diag(torch.tensor([3j, 4 + 0j, 1 - 1j], dtype=torch.complex128))
+    spectrum = singular_values(matrix)
+    assert spectrum.nuclear.lower <= 7 + 2**0.5 <= spectrum.nuclear.upper <= spectrum.nuclear.lower + 1e-11
+    assert spectrum.frobenius.lower <= 27**0.5 <= spectrum.frobenius.upper <= spectrum.frobenius.lower + 1e-11
+    few = singular_values(matrix, k=2)
+    assert few.omitted == 1
+    assert 7 in few.ky_fan(2)
+
+
+@pytest.mark.parametrize(("k", "omitted"), [(5, 139), (144, 0), (1000, 0), (None, 0)])
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_a_spectrum_knows_whether_it_is_whole(mode, k, omitted):
+    kernel = torch.randn(1, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    spectrum = singular_values(Convolution(kernel, padding=1, padding_mode=mode), 12, k)
+    assert spectrum.omitted == omitted
+    if not omitted:
+        assert spectrum.nuclear.relative_width < 1e-9
+        return
+    for name in ("nuclear", "frobenius", "smallest", "condition"):
+        with pytest.raises(ValueError, match=rf"Spectrum\.{name}: needs all .* only the 5 largest of 144 are known"):
+            getattr(spectrum, name)
+    with pytest.raises(ValueError, match=r"ky_fan\(k=6\): expected at most 5, as many as are known"):
+        spectrum.ky_fan(6)
+
+
+def test_how_many_are_above_a_level_where_only_the_largest_are_known():
+    spectrum = Spectrum(torch.tensor([3.0, 2.0], dtype=torch.float64), 0.5, omitted=7)
+    assert spectrum.above(2.75) == (0, 1)
+    assert spectrum.above(2.25) == (1, 9)
+    assert spectrum.above(1) == (2, 9)
+    assert spectrum.above(math.inf) == (0, 0)
+    with pytest.raises(ValueError, match="expected a number"):
+        spectrum.above(math.nan)
+
+
+@pytest.mark.parametrize(("k", "error"), [(0, ValueError), (3, ValueError), (1.0, TypeError), (True, TypeError)])
+def test_bad_numbers_of_values(k, error):
+    with pytest.raises(error, match=r"Spectrum.ky_fan\(k"):
+        Spectrum(torch.ones(2, dtype=torch.float64), 0.0).ky_fan(k)
+
+
+@pytest.mark.parametrize(("mode", "what"), [("circular", "frequencies"), ("zeros", "matrices")])
+def test_progress_is_told(mode, what):
+    told = []
+    kernel = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(0))
+    layer = Convolution(kernel, padding=1, padding_mode=mode, groups=2)
+    singular_values(layer, 6, report=lambda *words: told.append(words))
+    assert {name for name, _, _ in told} == {what}
+    assert all(done <= total for _, done, total in told)
+    assert told[-1][1] == told[-1][2]

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from cases import kernels
 from gramcert.certified.frequencies import Cells, Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
-from gramcert.certified.torus import _curvature, _Search, grid_maximum, torus_maximum
+from gramcert.certified.torus import (
+    SINGULAR,
+    _curvature,
+    _Search,
+    grid_maximum,
+    grid_minimum,
+    torus_maximum,
+    torus_minimum,
+)
 from gramcert.certified.work import Work
 
 EPS = torch.finfo(torch.float64).eps
@@ -52,6 +60,66 @@ def test_the_supremum_is_enclosed(case, tol):
     assert found.lower <= sampled * factor * (1 + 100 * EPS)
     assert found.upper - found.lower <= tol * found.upper
     assert not found.missed
+
+
+@given(kernels(), st.sampled_from([1e-1, 1e-2, 1e-3, 1e-6]))
+def test_the_infimum_is_enclosed(case, tol):
+    """On a fine grid it is at most as much larger as σ changes from point to point."""
+    kernel = case[0] / case[0].abs().max().clamp_min(1e-300)
+    if not kernel.any():
+        return
+    found = torus_minimum(GramSymbol(kernel), tol, work())
+    samples = (512, 64, 16)[kernel.dim() - 3]
+    axes = tuple(range(2, kernel.dim()))
+    blocks = torch.fft.fftn(kernel, s=(samples,) * len(axes), dim=axes).movedim((0, 1), (-2, -1))
+    sampled = torch.linalg.svdvals(blocks).amin().item()
+    steepest = sum((k - 1) / 2 for k in kernel.shape[2:]) * torch.linalg.svdvals(blocks).amax().item() * 1.2
+    doubt = 1e-13 * kernel.abs().sum().item()
+    assert found.lower <= sampled + doubt
+    assert sampled - steepest * math.pi / samples <= found.upper + doubt
+    if found.missed:
+        assert found.upper <= 1e-5 * kernel.abs().sum().item()
+    else:
+        assert found.upper - found.lower <= tol * found.upper
+
+
+@pytest.mark.parametrize("channels", [(3, 4), (24, 40), (100, 130)])  # with eigenvectors, and by inverse iteration
+def test_minima_are_proved(channels):
+    kernel = gaussian(*channels, 3, 3)
+    found = torus_minimum(GramSymbol(kernel), 1e-3, work())
+    blocks = torch.fft.fft2(kernel, s=(24, 24)).movedim((0, 1), (-2, -1))
+    assert not found.missed
+    assert 0 < found.lower <= torch.linalg.svdvals(blocks).amin().item()
+    at_minimiser = GramSymbol(kernel).evaluate(found.frequency, torch.float64)
+    assert torch.linalg.eigvalsh(at_minimiser)[0, 0].sqrt().item() == pytest.approx(found.upper, rel=1e-3)
+
+
+@pytest.mark.parametrize("rows", [12, 120])
+def test_a_square_symbol_with_a_zero_is_said_to_be_singular(rows):
+    """det E of a real square kernel in two dimensions vanishes at isolated points, in general."""
+    found = torus_minimum(GramSymbol(gaussian(rows, rows, 3, 3)), 1e-3, work())
+    assert found.lower == 0
+    assert found.upper < 1e-7
+    assert found.missed == SINGULAR
+
+
+def test_the_minimum_of_a_grid():
+    kernel = gaussian(5, 5, 3, 4)
+    blocks = torch.fft.fft2(kernel, s=(9, 40)).movedim((0, 1), (-2, -1))  # more points than are looked at first
+    truth = torch.linalg.svdvals(blocks).amin().item()
+    found = grid_minimum(GramSymbol(kernel), Frequencies.of_grid(_grid([9, 40]), [0, 1]), 1e-6, work())
+    assert not found.missed
+    assert found.lower <= truth * (1 + 1e-12)
+    assert truth * (1 - 1e-12) <= found.upper
+    assert found.upper - found.lower <= 1e-6 * found.upper
+
+
+def test_a_minimum_need_not_be_nearer_than_another_one():
+    kernel = gaussian(8, 16, 3, 3)
+    alone = torus_minimum(GramSymbol(kernel), 1e-4, work())
+    helped = torus_minimum(GramSymbol(kernel), 1e-4, work(), alone.lower / 2)
+    assert helped.evaluations < alone.evaluations
+    assert (1 - 1e-4) * alone.lower / 2 <= helped.lower <= alone.upper
 
 
 @given(kernels(), st.integers(0, 2**31), st.floats(0.05, 1.4))
@@ -114,8 +182,8 @@ def test_flat_symbols_that_are_not_orthogonal_use_the_smallest_eigenvalue():
     blocks = torch.linalg.eigvalsh(
         search.symbol.evaluate(Cells.cover(search.symbol.degrees, 0.1).centres, torch.float64)
     )
-    assert 0 < search.flattest <= blocks[:, 0].min()
-    assert blocks[:, -1].max().sqrt() <= search.upper
+    assert 0 < search.bottom <= blocks[:, 0].min()
+    assert blocks[:, -1].max().sqrt() <= search.proved
 
 
 def test_the_curvature_holds_for_correlations_as_wrong_as_rounding_allows():

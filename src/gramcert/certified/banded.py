@@ -17,6 +17,7 @@ for every stride, dilation, padding and padding mode.
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -25,12 +26,27 @@ from torch import Tensor
 from gramcert.certified.tapwise import at_tap
 from gramcert.certified.work import Work
 from gramcert.geometry.axis import Axis
-from gramcert.rounding import absolute_sums, banded_cholesky_error, diagonal_error, down, gamma, underflow, up
+from gramcert.rounding import (
+    absolute_sums,
+    banded_cholesky_error,
+    diagonal_error,
+    down,
+    gamma,
+    row_norms_up,
+    underflow,
+    up,
+)
 
 Side = Literal["input", "output"]
 
 # What an axis takes for each place and tap while its pattern is made.
 AXIS_BYTES = 208
+
+# The factor of a panel of rows, and what it solves for in the rows after it.
+Panel = tuple[Tensor, Tensor]
+
+# What is added to a Gram matrix before it is inverted, in units of its diagonal.
+REGULAR = 1e-14
 
 # Orders of panels below which a factorisation is mostly overhead.
 SMALLEST_PANEL = 192
@@ -91,6 +107,7 @@ class AxisGram:
         )
         self._place = np.empty(self.size, dtype=np.int64)
         self._place[order] = natural
+        self.order = torch.from_numpy(order.copy())  # the places one after the other
         self._incidence = incidence
         self.taps = axis.taps
 
@@ -157,6 +174,10 @@ class BandedGram:
         self.window_bytes = 8 * self.block**2 * blocks
         self.kept = counts + entries  # of the axes, shared by all groups
         self.storing_error = _storing_error(kernel, axes, side)
+        # Above the diagonal: an entry of T is a sum of as many weights as a place is repeated times, at most.
+        copies = math.prod(axis.repetition for axis in axes)
+        squares = row_norms_up(kernel.transpose(0, int(side == "input")).flatten(1)).max().square()
+        self._largest_square = up(up(up(float(squares)) * copies**2) + self.storing_error)
         self._blocks: dict[bytes, Tensor] = {}
 
     @property
@@ -218,31 +239,91 @@ class BandedGram:
 
     def proves_below(self, level: float, work: Work) -> bool:
         """Whether λ_max <= level was proved, rounding included; False says nothing."""
+        return self._proves(level, work, 1)
+
+    def proves_above(self, level: float, work: Work) -> bool:
+        """Whether λ_min >= level was proved, rounding included; False says nothing."""
+        return self._proves(level, work, -1)
+
+    @property
+    def error_above(self) -> float:
+        """What rounding takes at least of a level that is proved to be below λ_min."""
+        return self._error(0.0, self._largest_square)
+
+    def _error(self, level: float, size: float) -> float:
+        """All rounding of a proof where the diagonal of what is factorised is at most ``size``."""
+        window = min((self.panel + self.bandwidth) * self.block, self.order)
+        largest = up(size + diagonal_error(size, torch.float64))
+        error = banded_cholesky_error(window, self.half_bandwidth, largest)
+        return up(error + up(self.storing_error + diagonal_error(up(level + size), torch.float64)))
+
+    def _proves(self, level: float, work: Work, sign: int) -> bool:
+        # The Gram matrix makes the diagonal of the one smaller, the level that of the other.
+        error = self._error(level, level if sign > 0 else self._largest_square)
+        shifted = down(level - error) if sign > 0 else up(level + error)
+        if shifted <= 0:
+            return False
+        return self._factorise(sign, shifted, work) is not None
+
+    @property
+    def factor_bytes(self) -> int:
+        """What all panels of a factor take."""
+        return 8 * self.block**2 * self.positions * (self.panel + self.bandwidth)
+
+    def inverse(self, work: Work) -> Callable[[Tensor], Tensor] | None:
+        """About (Gram)⁻¹ on inputs, or outputs, (channels, *sizes), for iteration; ``None`` if it is too singular."""
+        panels = self._factorise(-1, -REGULAR * self._largest_square, work, keep=True)
+        if panels is None:
+            return None
+        axes = [self._outer, *self._inner]
+        shape = [self.positions, *(gram.size for gram in self._inner), self.channels]
+
+        def solve(x: Tensor) -> Tensor:
+            band = x.movedim(1 + self._along, 1).movedim(0, -1)
+            for dim, gram in enumerate(axes):
+                band = band.index_select(dim, gram.order)
+            band = band.reshape(-1, 1).clone()
+            start, parts = 0, []
+            for factor, solved in panels:
+                stop = start + len(factor)
+                parts.append(torch.linalg.solve_triangular(factor, band[start:stop], upper=False))
+                band[stop : stop + solved.shape[1]] -= solved.T @ parts[-1]
+                start = stop
+            for (factor, solved), part in zip(reversed(panels), reversed(parts), strict=True):
+                stop, start = start, start - len(factor)
+                right = part - solved @ band[stop : stop + solved.shape[1]]
+                band[start:stop] = torch.linalg.solve_triangular(factor.T, right, upper=True)
+            result = band.reshape(shape)
+            for dim, gram in enumerate(axes):
+                result = torch.empty_like(result).index_copy_(dim, gram.order, result)
+            return result.movedim(-1, 0).movedim(1, 1 + self._along)
+
+        return solve
+
+    def _factorise(self, sign: int, level: float, work: Work, *, keep: bool = False) -> list[Panel] | None:
+        """The panels of the factor of sign·(level - Gram), if they are kept; ``None`` if that is not positive."""
         try:
-            return self._factorises(level, work)
+            return self._factor(sign, level, work, keep)
         finally:
             self._blocks.clear()  # there may be many groups
 
-    def _factorises(self, level: float, work: Work) -> bool:
+    def _factor(self, sign: int, level: float, work: Work, keep: bool) -> list[Panel] | None:
         window = (self.panel + self.bandwidth) * self.block
-        largest = up(level + diagonal_error(level, torch.float64))
-        error = banded_cholesky_error(min(window, self.order), self.half_bandwidth, largest)
-        error = up(error + up(self.storing_error + diagonal_error(2 * level, torch.float64)))
-        shifted = down(level - error)
-        if shifted <= 0:
-            return False
         matrix = torch.zeros(window, window, dtype=torch.float64)
+        panels: list[Panel] = []
         for position in range(min(self.positions, self.panel + self.bandwidth)):
-            self._enter(matrix, position, 0, shifted)
+            self._enter(matrix, position, 0, sign, level)
         for start in range(0, self.positions, self.panel):
             work.tick("banded Cholesky proof", start / self.positions)
             width = min(self.panel, self.positions - start) * self.block
             rest = min(self.positions - start, self.panel + self.bandwidth) * self.block - width
             factor, info = torch.linalg.cholesky_ex(matrix[:width, :width])
             if int(info):
-                return False
+                return None
+            solved = torch.linalg.solve_triangular(factor, matrix[:width, width : width + rest], upper=False)
+            if keep:
+                panels.append((factor, solved))
             if rest:
-                solved = torch.linalg.solve_triangular(factor, matrix[:width, width : width + rest], upper=False)
                 matrix[width : width + rest, width : width + rest].addmm_(solved.T, solved, alpha=-1)
                 for first in range(0, rest, self.block):  # rows are overwritten only after they have moved
                     moved = matrix[width + first : width + first + self.block, width : width + rest]
@@ -251,21 +332,21 @@ class BandedGram:
             matrix[:rest, rest:] = 0
             first_new = start + self.panel + self.bandwidth
             for position in range(first_new, min(self.positions, first_new + self.panel)):
-                self._enter(matrix, position, start + self.panel, shifted)
-        return True
+                self._enter(matrix, position, start + self.panel, sign, level)
+        return panels
 
-    def _enter(self, matrix: Tensor, position: int, origin: int, level: float) -> None:
-        """Write level·I - Gram at one outer position, and its couplings to those before it in the window."""
+    def _enter(self, matrix: Tensor, position: int, origin: int, sign: int, level: float) -> None:
+        """Write sign·(level - Gram) at one outer position, with its couplings to those before it in the window."""
         here = _span(position - origin, self.block)
         for other in range(max(origin, position - self.bandwidth), position + 1):
             block = self._coupling(other, position)
             if block is None:
                 continue
             there = _span(other - origin, self.block)
-            matrix[there, here] = -block
+            torch.mul(block, -sign, out=matrix[there, here])
             if other != position:
-                matrix[here, there] = -block.T
-        matrix[here, here].diagonal().add_(level)
+                torch.mul(block.T, -sign, out=matrix[here, there])
+        matrix[here, here].diagonal().add_(sign * level)
 
 
 def _span(position: int, block: int) -> slice:

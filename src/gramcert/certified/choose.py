@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -24,6 +25,15 @@ RESERVE = 2.0**-20
 
 # Finer tolerances are asked for in vain, and only make the search longer.
 FINEST = 1e-15
+
+
+class Found(NamedTuple):
+    """What a search proved, by what, and why it did not come nearer."""
+
+    lower: float
+    upper: float
+    method: str
+    notes: list[str]
 
 
 def spectral_norm(
@@ -70,6 +80,27 @@ def enclose(
     call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None, tol: float, work: Work
 ) -> Enclosure:
     """:func:`spectral_norm` with limits and progress from the caller."""
+    return enclosed(call, layer, input_size, tol, work, _largest)
+
+
+def enclosed(
+    call: str,
+    layer: nn.Module | Convolution | Tensor,
+    input_size: Sizes | None,
+    tol: float,
+    work: Work,
+    search: Callable[[LiftedLayer, float, Work], Found],
+) -> Enclosure:
+    """An extremal singular value of a layer.
+
+    Args:
+        call: name of the public function, for errors.
+        layer: as the user gave it.
+        input_size: of its input, or ``None`` for every size.
+        tol: relative width to reach.
+        work: limits.
+        search: finds it for the weights scaled to moderate size.
+    """
     if isinstance(tol, bool) or not isinstance(tol, (int, float)):
         raise TypeError(f"{call}(tol): expected a number, got {tol!r}")
     if not 0 < tol < 1:
@@ -93,26 +124,30 @@ def enclose(
             return Enclosure(0.0, 0.0, "no output depends on the input")
         work.held = lifted.bytes
         inner = max(tol * (1 - RESERVE), FINEST)
-        if axes is None:
-            lower, upper, method, notes = _every_size(lifted, inner, work)
-        else:
-            search = OneSize(lifted, inner, work)
-            search.run()
-            lower, upper, method, notes = search.lower, search.upper, search.method, search.reasons
-    if upper - lower <= tol * upper:
+        found = search(lifted, inner, work)
+    notes = found.notes
+    if found.upper - found.lower <= tol * found.upper:
         notes = []  # if the tolerance is missed now, then by scaling back
     elif not notes:
         notes = ["none of the methods came near enough"]
-    lower, upper = lifted.bounds(lower, upper)
+    lower, upper = lifted.bounds(found.lower, found.upper)
     steps = []
     for step in work.steps:
         low, high = lifted.bounds(step.lower, step.upper)
         steps.append(dataclasses.replace(step, lower=low, upper=high))
-    result = Enclosure(lower, upper, method, steps=tuple(steps))
+    result = Enclosure(lower, upper, found.method, steps=tuple(steps))
     if result.relative_width <= tol:
         return result
     notes = notes or [_about_scale(upper)]
     return dataclasses.replace(result, tol_reached=False, notes=tuple(dict.fromkeys(notes)))
+
+
+def _largest(lifted: LiftedLayer, tol: float, work: Work) -> Found:
+    if lifted.axes is None:
+        return _every_size(lifted, tol, work)
+    search = OneSize(lifted, tol, work)
+    search.run()
+    return Found(search.lower, search.upper, search.method, search.reasons)
 
 
 def _about_scale(upper: float) -> str:
@@ -134,17 +169,18 @@ def _absolute_sums(layer: Convolution, axes: tuple[Axis, ...] | None, reason: st
     return Enclosure(0.0, scaled_up(up(size * root_up(square)), exponent), method, tol_reached=False, notes=(reason,))
 
 
-def _every_size(lifted: LiftedLayer, tol: float, work: Work) -> tuple[float, float, str, list[str]]:
+def _every_size(lifted: LiftedLayer, tol: float, work: Work) -> Found:
     found = supremum(lifted.reduced, tol, work)
     square = lifted.square
     notes = [found.missed] if found.missed else []
     if square == 1:
-        return found.lower, found.upper, found.method, notes
+        return Found(found.lower, found.upper, found.method, notes)
     notes.append(
         f"{lifted.layer.padding_mode} padding repeats pixels, so the upper bound for every size has the norm of the "
         f"padding map, √{square}, as a factor and the enclosure cannot close; at a given input_size it can"
     )
-    return found.lower, up(found.upper * root_up(square)), f"{found.method}, times √{square} for the padding", notes
+    upper = up(found.upper * root_up(square))
+    return Found(found.lower, upper, f"{found.method}, times √{square} for the padding", notes)
 
 
 def certified_convolution(call: str, layer: nn.Module | Convolution | Tensor) -> Convolution:

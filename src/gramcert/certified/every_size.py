@@ -8,7 +8,7 @@ from torch import Tensor
 from gramcert.certified.gram_symbol import GramSymbol, crude_norm
 from gramcert.certified.lanczos import top_vector
 from gramcert.certified.tapwise import TapwiseLayer
-from gramcert.certified.torus import Maximum, torus_maximum
+from gramcert.certified.torus import Extremum, torus_maximum
 from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.geometry.axis import Axis
 from gramcert.rounding import largest_upper
@@ -31,7 +31,7 @@ class Supremum:
     upper: float
     method: str
     missed: str
-    best: tuple[int, Maximum] | None
+    best: tuple[int, Extremum] | None
 
 
 def supremum(kernels: Tensor, tol: float, work: Work) -> Supremum:

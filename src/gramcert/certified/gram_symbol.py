@@ -25,11 +25,10 @@ from gramcert.rounding import (
     cholesky_error,
     complex_gamma,
     diagonal_error,
-    down,
     factor_error,
     gamma,
-    norm_down,
     norm_up,
+    quotient_bounds,
     root_up,
     sums_up,
     underflow,
@@ -275,7 +274,7 @@ class GramSymbol:
         errors = torch.tensor([self._factor_error(each, dtype) for each in sizes.tolist()], dtype=torch.float64)
         proved = passed & (errors <= allowed)
         if bool(passed.any()):
-            self._sizes[dtype] = RESERVE * float(sizes[passed].max()) / max(abs(level), 1e-300)
+            self._sizes[dtype] = RESERVE * float(sizes[passed].max()) / self._scale(level)
         doubtful = (passed & ~proved).nonzero()[:, 0]
         if len(doubtful):
             proved[doubtful] = self.all_below(frequencies[doubtful], level, dtype, sign, lifted, hopeful=False)
@@ -290,16 +289,31 @@ class GramSymbol:
 
     def _expected_error(self, level: float, dtype: torch.dtype) -> float:
         """What factors are off by if they are like those before; certain only after they have been looked at."""
-        return self._factor_error(self._sizes[dtype] * abs(level), dtype) if is_blocked(self.order) else math.inf
+        return (
+            self._factor_error(self._sizes[dtype] * self._scale(level), dtype) if is_blocked(self.order) else math.inf
+        )
 
-    def rounding(self, level: float, dtype: torch.dtype) -> float:
+    @functools.cached_property
+    def mean(self) -> float:
+        """About the mean of all eigenvalues at all frequencies."""
+        return float(self.correlations[0].trace()) / self.order
+
+    def _scale(self, level: float) -> float:
+        """About the size of what is factorised: the level, or for small ones the mean of the eigenvalues."""
+        return max(abs(level), self.mean, 1e-300)
+
+    def rounding(self, level: float, dtype: torch.dtype, sign: int = 1) -> float:
         """About what :meth:`all_below` loses to rounding at this level."""
-        trace = max(0.0, self.order * level - float(self.correlations[0].trace()))  # at the mean over all frequencies
+        trace = max(0.0, self.order * (level - sign * self.mean))  # at the mean over all frequencies
         factor = min(self._certain_error(trace, dtype), self._expected_error(level, dtype))
         return factor + self.error(dtype)
 
     def norm_below(self, frequency: Frequencies, vector: Tensor) -> float:
-        """A lower bound of σ(E) at one frequency: ‖E*v‖/‖v‖ for a vector of p entries, rounding included."""
+        """A lower bound of σ(E) at one frequency."""
+        return self.gain(frequency, vector)[0]
+
+    def gain(self, frequency: Frequencies, vector: Tensor) -> tuple[float, float]:
+        """Bounds of ‖E*v‖/‖v‖ for a vector of p entries: one below the largest σ(E), one above the smallest."""
         image = self._adjoint(frequency, vector)
         sizes, rows = vector.abs().double(), max(1, MODULI // self.taps[0].numel())
         parts = zip(self.taps.split(rows), sizes.split(rows), strict=True)
@@ -308,10 +322,8 @@ class GramSymbol:
         amount = up(norm_up(amounts) * (1 + 4 * gamma(self.kernel[:, 0].numel() + 4)))
         # Each part of the image is a sum over p and the taps; the moduli of the two parts add at most a factor √2.
         relative = up(2 * complex_gamma(self.order + math.prod(self.sizes) + 8) + 2 * TWIDDLE_ERROR)
-        lost = underflow(8 * self.kernel.numel())
-        norm = down(norm_down(image) - up(up(relative * amount) + lost))
-        size = norm_up(vector)
-        return max(0.0, down(norm / size)) if size > 0 else 0.0
+        error = up(up(relative * amount) + underflow(8 * self.kernel.numel()))
+        return quotient_bounds(image, error, vector)
 
     def right_vector(self, frequency: Frequencies, vector: Tensor) -> Tensor:
         """The input of the kernel as it was given, before transposing, that belongs to an eigenvector of G."""

@@ -19,6 +19,12 @@ EXHAUSTED = {4: 1e-6, 8: 1e-14}  # by the bytes of a number
 # Distances of eigenvalues below this, relative to the largest, are taken for none.
 DEGENERATE = 1e-6
 
+# What is added to a matrix before it is inverted, in units of its mean eigenvalue.
+REGULAR = 1e-14
+
+# Residuals of systems that are taken for solved, relative to their right side.
+SOLVED = 1e-6
+
 # Residuals below this times the root of the tolerance are taken for convergence.
 SETTLED = 0.02
 
@@ -31,6 +37,24 @@ def top_eigenpair(
         values, vectors = torch.linalg.eigh(matrix)
         return float(values[-1]), vectors[:, -1]
     return top_vector(lambda x: matrix @ x, start, steps, enough)
+
+
+def bottom_eigenpair(matrix: Tensor, start: Tensor, enough: float, steps: int = KRYLOV_STEPS) -> tuple[float, Tensor]:
+    """About the smallest eigenvalue of a Hermitian positive semidefinite matrix, and its vector."""
+    if len(matrix) <= DENSE_ORDER:
+        values, vectors = torch.linalg.eigh(matrix)
+        return float(values[0]), vectors[:, 0]
+    mean = float(matrix.diagonal().real.mean())
+    shifted, regular = matrix.clone(), REGULAR * mean
+    shifted.diagonal().add_(regular)
+    factor, info = torch.linalg.cholesky_ex(shifted)
+    while int(info) and regular < mean:  # singular but for rounding
+        regular *= 64
+        shifted.diagonal().add_(regular)
+        factor, info = torch.linalg.cholesky_ex(shifted)
+    vector = top_vector(lambda x: torch.cholesky_solve(x[:, None], factor)[:, 0], start, steps, enough)[1]
+    vector = vector / vector.norm()
+    return float(torch.vdot(vector, matrix @ vector).real), vector
 
 
 def solve_below(matrix: Tensor, top: float, right: Tensor, steps: int = KRYLOV_STEPS) -> Tensor:
@@ -50,6 +74,25 @@ def solve_below(matrix: Tensor, top: float, right: Tensor, steps: int = KRYLOV_S
         residual = residual - step * image
         before, length = length, residual.abs().square().sum(0)
         direction = residual + torch.where(before > 0, length / torch.where(before > 0, before, 1.0), 0.0) * direction
+    return solution
+
+
+def conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Tensor:
+    """About the solution of a positive semidefinite system, from at most ``steps`` products."""
+    solution, residual = torch.zeros_like(right), right.clone()
+    direction, length = residual, float(residual.square().sum())
+    first = length
+    for _ in range(steps):
+        image = apply(direction)
+        along = float((direction * image).sum())
+        if not along > 0:
+            break
+        solution = solution + length / along * direction
+        residual = residual - length / along * image
+        before, length = length, float(residual.square().sum())
+        if length <= SOLVED**2 * first:
+            break
+        direction = residual + length / before * direction
     return solution
 
 

@@ -27,6 +27,7 @@ class LiftedLayer:
         square: the squared norm of the padding map for every size, or 1 where pixels do not repeat.
         exponent: the remaining weights are kernels·2^exponent.
         lost: how far scaling may have moved the norm, absolutely, in scaled units.
+        trimmed: how many taps were left out at the beginning and at the end of each axis.
     """
 
     layer: Convolution
@@ -35,6 +36,7 @@ class LiftedLayer:
     square: int
     exponent: int
     lost: float
+    trimmed: Pairs
 
     @classmethod
     def of(cls, layer: Convolution, axes: tuple[Axis, ...] | None = None) -> "LiftedLayer":
@@ -50,12 +52,14 @@ class LiftedLayer:
                     kernels = kernels * read.reshape(-1, *(1,) * (kernels.dim() - 1 - dim))
             kernels, unread = _trim(kernels)
             axes = _without(axes, unread)
+            trimmed = tuple((a + c, b + d) for (a, b), (c, d) in zip(trimmed, unread, strict=True))
         if not kernels.numel():
-            return cls(layer, axes, kernels, 1, 0, 0.0)
+            return cls(layer, axes, kernels, 1, 0, 0.0, trimmed)
         scaled, lost, exponent = lift(kernels, overwrite=exact.data_ptr() != layer.kernel.data_ptr())
         # Each tap contributes at most √(repetitions) times the norm of its matrix.
         copies = square if axes is None else math.prod(axis.repetition for axis in axes)
-        return cls(layer, axes, scaled, square, exponent, up(up(lost * scaled.numel()) * copies) if lost else 0.0)
+        lost = up(up(lost * scaled.numel()) * copies) if lost else 0.0
+        return cls(layer, axes, scaled, square, exponent, lost, trimmed)
 
     @staticmethod
     def bytes_for(layer: Convolution) -> int:

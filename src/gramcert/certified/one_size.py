@@ -26,7 +26,7 @@ from gramcert.certified.gram_symbol import GramSymbol, crude_norm
 from gramcert.certified.lanczos import top_vector
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import TapwiseLayer, plane_waves
-from gramcert.certified.torus import ROUNDING, Maximum, grid_maximum, torus_maximum
+from gramcert.certified.torus import ROUNDING, Extremum, grid_maximum, torus_maximum
 from gramcert.certified.work import OutOfBudgetError, Work
 from gramcert.geometry.axis import Axis
 from gramcert.geometry.reduction import one_size_bound
@@ -197,7 +197,7 @@ class OneSize:
         self._tighten(highest, CIRCULANT)
         return f"{evaluations} symbols"
 
-    def _circulant_group(self, symbol: GramSymbol) -> Maximum:
+    def _circulant_group(self, symbol: GramSymbol) -> Extremum:
         grid = self.bound.grids[0]
         if len(grid) <= SMALL_GRID:
             return grid_maximum(symbol, Frequencies.of_grid(grid, symbol.axes), self.tol, self.work, self.lower)
@@ -241,7 +241,7 @@ class OneSize:
         angles = [(taps - 1) / 2 * math.pi / (axis.outputs + 1) for taps, axis in zip(reduced, self.axes, strict=True)]
         return sum(angle**2 for angle in angles) / 8
 
-    def _use_wave(self, group: int, best: Maximum) -> None:
+    def _use_wave(self, group: int, best: Extremum) -> None:
         """A plane wave at the maximiser; of large inputs only on a part.
 
         Outputs that read no padding, and of those the first ones, which read the first places only, are a smaller layer

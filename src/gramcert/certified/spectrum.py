@@ -3,13 +3,13 @@ r"""Singular values of a layer at one input size, with a certified error.
 **Circulants.** The singular values are those of the symbols on the grid. **Otherwise** they are those of the matrix
 itself, or its k largest (:mod:`~gramcert.certified.largest`).
 
-A computed decomposition A ≈ USV* proves its own values, whoever computed it: |σ_i(A) - σ_i(USV*)| <= ‖A - USV*‖, and
-σ_i(USV*) lies between s_i·√((1-α)(1-β)) and s_i·√((1+α)(1+β)) with α = ‖U*U - I‖, β = ‖V*V - I‖ (Weyl, Ostrowski).
+Sums of singular values follow from the one error e that holds for each: k of them differ from the sum of the k computed
+ones by at most k·e, and the root of the sum of all squares by at most √n·e.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -18,24 +18,24 @@ from torch import Tensor, nn
 from gramcert.arguments import Sizes, axis_sizes, require_values
 from gramcert.certified.banded import band_bytes, smaller_grams
 from gramcert.certified.choose import certified_convolution, is_spatial
-from gramcert.certified.frequencies import Frequencies
-from gramcert.certified.gram_symbol import BATCH_BYTES, crude_norm
+from gramcert.certified.decomposition import circulant_values, number_of_values, verified_values, written_out
 from gramcert.certified.largest import largest_values
 from gramcert.certified.lifted import LiftedLayer
-from gramcert.certified.tapwise import dense_matrix
+from gramcert.enclosure import Enclosure
+from gramcert.exact import exact, float_down, float_up
 from gramcert.geometry.axis import Axis, layer_axes
 from gramcert.geometry.convolution import Convolution
-from gramcert.geometry.reduction import one_size_bound
+from gramcert.progress import Report, silent
 from gramcert.rounding import (
-    TWIDDLE_ERROR,
     checked_arithmetic,
-    complex_gamma,
-    gamma,
+    down,
+    lift,
+    norm_down,
+    norm_up,
     root_up,
+    scaled_down,
     scaled_tensor,
     scaled_up,
-    total_up,
-    underflow,
     up,
 )
 
@@ -51,21 +51,149 @@ MOST_ENTRIES, MOST_AXIS_BYTES, MOST_VALUES = 2**26, 2**31, 2**25
 SMALL = 800
 
 
+_LARGEST_FLOAT = math.nextafter(math.inf, 0.0)
+
+
+class TooLargeError(ValueError):
+    """More singular values than are computed; ``few_possible`` says whether some of the largest ones would be."""
+
+    def __init__(self, message: str, *, few_possible: bool) -> None:
+        super().__init__(message)
+        self.few_possible = few_possible
+
+
 @dataclass(frozen=True)
 class Spectrum:
     """Singular values, descending, and an error that holds for each of them.
 
+    What is computed from them is an :class:`Enclosure`, all rounding included. What needs all singular values is an
+    error where only the largest are known.
+
     Attributes:
         values: float64.
         error: each true singular value differs from the one in its place by at most this, all rounding included.
+        omitted: how many further singular values there are, none above the last of ``values`` in truth.
+
+    Example:
+        >>> import torch, gramcert
+        >>> spectrum = gramcert.singular_values(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+        >>> 7 in spectrum.nuclear, 5 in spectrum.frobenius, 4 in spectrum.ky_fan(1)
+        (True, True, True)
+        >>> f"{spectrum.condition:.9f}", spectrum.above(3.5)
+        ('[1.333333333, 1.333333334]', (1, 1))
     """
 
     values: Tensor
     error: float
+    omitted: int = 0
+
+    @property
+    def largest(self) -> Enclosure:
+        """The largest singular value, the spectral norm."""
+        return self._value(0)
+
+    @property
+    def smallest(self) -> Enclosure:
+        """The smallest of all singular values."""
+        self._require_all("smallest")
+        return self._value(-1)
+
+    @property
+    def condition(self) -> Enclosure:
+        """The largest over the smallest; not bounded from above where the smallest may be 0."""
+        self._require_all("condition")
+        largest, smallest = self.largest, self.smallest
+        if smallest.upper == 0:
+            return Enclosure(_LARGEST_FLOAT, math.inf)
+        least = 1.0 if math.isinf(smallest.upper) else (Enclosure(largest.lower, largest.lower) / smallest.upper).lower
+        most = (largest / smallest).upper if smallest.lower > 0 else math.inf
+        return Enclosure(max(1.0, least), most)
+
+    @property
+    def nuclear(self) -> Enclosure:
+        """The sum of all singular values, the nuclear norm."""
+        self._require_all("nuclear")
+        return self._sum(len(self.values))
+
+    @property
+    def frobenius(self) -> Enclosure:
+        """The root of the sum of the squares of all singular values."""
+        self._require_all("frobenius")
+        if math.isinf(self.error):
+            return Enclosure(0.0, math.inf)
+        if not self.error and not float(self.values[0]):
+            return Enclosure(0.0, 0.0)
+        scaled, lost, exponent = lift(self.values)
+        length = Enclosure(scaled_down(norm_down(scaled), exponent), scaled_up(norm_up(scaled), exponent))
+        off = up(up(self.error + scaled_up(lost, exponent)) * root_up(len(scaled)))
+        return Enclosure(max(0.0, (length - off).lower), (length + off).upper)
+
+    def ky_fan(self, k: int) -> Enclosure:
+        """The sum of the k largest singular values, the Ky Fan k-norm.
+
+        Args:
+            k: how many, at most as many as are known.
+
+        Example:
+            >>> import torch, gramcert
+            >>> layer = gramcert.Convolution(torch.tensor([[[1.0, 2.0, 1.0]]]), padding=1, padding_mode="circular")
+            >>> print(f"{gramcert.singular_values(layer, 4).ky_fan(2):.9f}")
+            [5.999999999, 6.000000001]
+        """
+        count = _checked_count("Spectrum.ky_fan", k)
+        if count > len(self.values):
+            known = "are known" if self.omitted else "singular values"
+            raise ValueError(f"Spectrum.ky_fan(k={k}): expected at most {len(self.values)}, as many as {known}")
+        return self._sum(count)
+
+    def above(self, level: float) -> tuple[int, int]:
+        """At least and at most how many of all singular values are above a level.
+
+        Args:
+            level: any number.
+        """
+        bound = exact("Spectrum.above(level)", level)
+        if bound != bound:
+            raise ValueError(f"Spectrum.above(level={level!r}): expected a number")
+        if math.isinf(self.error):
+            return 0, len(self.values) + self.omitted
+        doubt = Fraction(self.error)
+        surely = int((self.values > float_up(bound + doubt)).sum())
+        perhaps = int((self.values > float_down(bound - doubt)).sum())
+        return surely, perhaps + (self.omitted if perhaps == len(self.values) else 0)
+
+    def _require_all(self, what: str) -> None:
+        if self.omitted:
+            raise ValueError(
+                f"Spectrum.{what}: needs all singular values, but only the {len(self.values)} largest of "
+                f"{len(self.values) + self.omitted} are known; leave out k"
+            )
+
+    def _value(self, place: int) -> Enclosure:
+        if math.isinf(self.error):
+            return Enclosure(0.0, math.inf)
+        value, doubt = Fraction(float(self.values[place])), Fraction(self.error)
+        return Enclosure(max(0.0, float_down(value - doubt)), float_up(value + doubt))
+
+    def _sum(self, count: int) -> Enclosure:
+        if math.isinf(self.error):
+            return Enclosure(0.0, math.inf)
+        doubt = Fraction(self.error)
+        # Those that may be 0 add nothing to the lower bound.
+        positive = min(count, int((self.values > self.error).sum()))
+        lower, upper = _sum_bounds(self.values[:count])
+        if positive < count:
+            lower = _sum_bounds(self.values[:positive])[0]
+        least = float_down(Fraction(lower) - positive * doubt)
+        return Enclosure(max(0.0, least), math.inf if math.isinf(upper) else float_up(Fraction(upper) + count * doubt))
 
 
 def singular_values(
-    layer: nn.Module | Convolution | Tensor, input_size: Sizes | None = None, k: int | None = None
+    layer: nn.Module | Convolution | Tensor,
+    input_size: Sizes | None = None,
+    k: int | None = None,
+    *,
+    report: Report = silent,
 ) -> Spectrum:
     """Singular values of a layer at one input size, with a certified error.
 
@@ -73,6 +201,7 @@ def singular_values(
         layer: ``nn.Conv1d/2d/3d``, ``nn.ConvTranspose1d/2d/3d``, a :class:`Convolution`, ``nn.Linear`` or a matrix.
         input_size: one int per axis, or one for all; ``None`` for ``nn.Linear`` and matrices.
         k: how many of the largest; ``None`` for all.
+        report: told what is being decomposed (``frequencies``, ``matrices``), how many are done, and of how many.
 
     With circular padding that keeps the size (or divides it by the stride) any layer will do that has at most 2²⁵
     singular values. Otherwise the layer's matrix has to be small: its smaller side at most 4096 for all values, with at
@@ -85,7 +214,17 @@ def singular_values(
         >>> spectrum.values.round(decimals=12), spectrum.error < 1e-13
         (tensor([4., 2., 2., 0.], dtype=torch.float64), True)
     """
-    call = "singular_values"
+    return spectrum_of("singular_values", layer, input_size, k, report)
+
+
+def spectrum_of(
+    call: str,
+    layer: nn.Module | Convolution | Tensor,
+    input_size: Sizes | None,
+    k: int | None,
+    report: Report = silent,
+) -> Spectrum:
+    """:func:`singular_values` under the name of the caller."""
     description = certified_convolution(call, layer)
     copies = 2 if isinstance(layer, Tensor) and layer.is_complex() else 1  # of each value, in the real matrix
     count = None if k is None else _checked_count(call, k)
@@ -96,16 +235,27 @@ def singular_values(
         if lifted.is_zero:
             values, error = torch.zeros(0, dtype=torch.float64), 0.0
         elif all(axis.is_whole_circulant for axis in axes):
-            values, error = _of_circulant(call, lifted)
+            values, error = _of_circulant(call, lifted, report)
         else:
-            values, error = _of_matrix(call, lifted, None if count is None else copies * count)
+            values, error = _of_matrix(call, lifted, None if count is None else copies * count, report)
     outputs = description.kernel.shape[0] * math.prod(axis.outputs for axis in axes)
     inputs = description.kernel.shape[1] * description.groups * math.prod(axis.size for axis in axes)
     # Places of the input that no output reads, and the like, make further singular values of exactly zero.
-    values = torch.nn.functional.pad(values.sort(descending=True).values, (0, min(outputs, inputs) - len(values)))
+    number = min(outputs, inputs)
+    values = torch.nn.functional.pad(values.sort(descending=True).values, (0, number - len(values)))
     scaled, lost = scaled_tensor(values[::copies][:count], lifted.exponent)
     error = scaled_up(error + lifted.lost, lifted.exponent) + lost if scaled.isfinite().all() else math.inf
-    return Spectrum(scaled, up(up(error)) if error else 0.0)  # up for each of the two sums
+    error = up(up(error)) if error else 0.0  # up for each of the two sums
+    return Spectrum(scaled, error, number // copies - len(scaled))
+
+
+def _sum_bounds(values: Tensor) -> tuple[float, float]:
+    """Below and above the sum of numbers that are not negative; fsum rounds once."""
+    try:
+        total = math.fsum(values.contiguous().numpy().data)
+    except OverflowError:  # so the sum is beyond the largest float, but for a few units in its last place
+        return _LARGEST_FLOAT / 2, math.inf
+    return (down(total), up(total)) if total else (0.0, 0.0)
 
 
 def _axes(call: str, layer: Any, description: Convolution, input_size: Sizes | None) -> tuple[Axis, ...]:
@@ -127,38 +277,19 @@ def _checked_count(call: str, k: int) -> int:
     return k
 
 
-def _of_circulant(call: str, lifted: LiftedLayer) -> tuple[Tensor, float]:
-    """The singular values of the symbols on the grid, each as often as its frequency and its copies occur."""
-    axes = lifted.axes or ()
-    groups, outputs, inputs = lifted.reduced.shape[:3]
-    number = groups * min(outputs, inputs) * math.prod(axis.outputs for axis in axes)
+def _of_circulant(call: str, lifted: LiftedLayer, report: Report) -> tuple[Tensor, float]:
+    """Those of a circulant, if there are not too many."""
+    number = number_of_values(lifted)
     if number > MOST_VALUES:
-        raise ValueError(
+        raise TooLargeError(
             f"{call}: the layer may have at most {MOST_VALUES} singular values, got {number}; spectral_norm encloses "
-            f"the largest one at any size"
+            f"the largest one at any size",
+            few_possible=False,
         )
-    grid = one_size_bound(axes).grids[0]
-    copies = math.prod(axis.outputs for axis in axes) // math.prod(grid.sizes)
-    repeats = grid.multiplicity(torch.device("cpu")).long() * copies
-    frequencies = Frequencies.of_grid(grid, list(range(len(axes))))
-    values, errors = [], [0.0]
-    for kernel in lifted.reduced:
-        flat = kernel.flatten(2)
-        places = [torch.arange(size) for size in kernel.shape[2:]]
-        count = flat.shape[2]
-        taps = flat.permute(2, 0, 1).reshape(count, -1).to(torch.complex128)
-        relative = up(complex_gamma(count + 2) + TWIDDLE_ERROR)
-        storing = up(up(relative * crude_norm(kernel)) + underflow(4 * kernel.numel()))
-        batch = max(1, BATCH_BYTES // (16 * max(flat[..., 0].numel(), count)))
-        for part, times in zip(frequencies.split(batch), repeats.split(batch), strict=True):
-            cosines, sines = part.waves(places)
-            found, error = _verified(torch.complex(cosines, -sines) @ taps, flat.shape[:2])
-            values.append(found.repeat_interleave(times, 0).flatten())
-            errors.append(up(error + storing))
-    return torch.cat(values), max(errors)
+    return circulant_values(lifted, report)
 
 
-def _of_matrix(call: str, lifted: LiftedLayer, count: int | None) -> tuple[Tensor, float]:
+def _of_matrix(call: str, lifted: LiftedLayer, count: int | None, report: Report) -> tuple[Tensor, float]:
     """Those of the matrices of the groups: all of them, or of large matrices the largest ones."""
     kernels, axes = lifted.kernels, lifted.axes or ()
     rows = kernels.shape[1] * math.prod(axis.outputs for axis in axes)
@@ -167,44 +298,23 @@ def _of_matrix(call: str, lifted: LiftedLayer, count: int | None) -> tuple[Tenso
     by_band = count is not None and order > SMALL and count <= order // 8
     too_large = band_bytes(axes) > MOST_AXIS_BYTES if by_band else rows * columns > MOST_ENTRIES
     if too_large or order > (DECOMPOSED if count is None else LARGEST_GRAM):
-        raise ValueError(
+        raise TooLargeError(
             f"{call}(k={count}): without circular padding that keeps the size, a group's matrix may have a smaller "
             f"side of at most {DECOMPOSED} for all singular values and {LARGEST_GRAM} for the k largest, and "
             f"{MOST_ENTRIES} entries where it is decomposed, got {rows} by {columns}; spectral_norm encloses the "
-            f"largest one at any size"
+            f"largest one at any size",
+            few_possible=count is None and order <= LARGEST_GRAM and band_bytes(axes) <= MOST_AXIS_BYTES,
         )
-    repetition = math.prod(axis.repetition for axis in axes)
     values, errors = [], []
-    for kernel in kernels:
+    report("matrices", 0, len(kernels))
+    for done, kernel in enumerate(kernels):
         if by_band and count is not None:
             found, error = largest_values(smaller_grams(kernel[None], axes)[0], count)
         else:
-            matrix = dense_matrix(kernel, axes)
-            (found,), error = _verified(matrix[None], matrix.shape)
-            # Only where padding repeats pixels are entries sums of weights.
-            error = up(error + up(gamma(kernel[0, 0].numel()) * up(crude_norm(kernel) * repetition)))
+            matrix, doubt = written_out(kernel, axes)
+            (found,), error = verified_values(matrix[None], matrix.shape)
+            error = up(error + doubt)
         values.append(found)
         errors.append(error)
+        report("matrices", done + 1, len(kernels))
     return torch.cat(values), max(errors)
-
-
-def _verified(matrices: Tensor, shape: Sequence[int]) -> tuple[Tensor, float]:
-    """Singular values of a batch of matrices, and a bound of the error of each."""
-    matrices = matrices.reshape(-1, *shape)
-    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
-    order = values.shape[-1]
-    largest = float(values.max())
-    # The Frobenius norms of U and V are √order up to their defects, here bounded generously.
-    product = up(2 * complex_gamma(max(shape) + 2) * up(1.1 * order))
-    residual = up(_frobenius(((left * values[:, None]) @ right).sub_(matrices)) + up(2 * product * largest))
-    identity = torch.eye(order, dtype=matrices.dtype)
-    defects = [up(_frobenius(square - identity) + product) for square in (left.mH @ left, right @ right.mH)]
-    if not max(defects) < 0.1:
-        raise ArithmeticError("singular_values: torch.linalg.svd returned vectors that are not orthonormal")
-    return values, up(residual + up(largest * up(defects[0] + defects[1])))
-
-
-def _frobenius(matrices: Tensor) -> float:
-    """Upper bound of the largest Frobenius norm in a batch."""
-    parts = torch.view_as_real(matrices) if matrices.is_complex() else matrices
-    return root_up(up(total_up(parts.square().flatten(1)) * (1 + 8 * gamma(4))))

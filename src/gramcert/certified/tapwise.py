@@ -15,7 +15,7 @@ from torch import Tensor
 from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import GramSymbol, crude_norm
 from gramcert.geometry.axis import Axis
-from gramcert.rounding import down, gamma, norm_down, norm_up, root_up, underflow, up
+from gramcert.rounding import gamma, norm_up, quotient_bounds, root_up, underflow, up
 
 
 class TapwiseLayer:
@@ -87,11 +87,19 @@ class TapwiseLayer:
 
     def norm_below(self, x: Tensor) -> float:
         """Lower bound of ‖Tx‖/‖x‖, rounding included."""
-        image = self.apply(x)
-        terms, size = self.terms, norm_up(x)
-        error = up(up(gamma(terms) * up(self._amount * size)) + underflow(2 * terms * image.numel()))
-        norm = down(norm_down(image) - error)
-        return max(0.0, down(norm / size)) if size > 0 else 0.0
+        return self.gain(x)[0]
+
+    def gain(self, x: Tensor) -> tuple[float, float]:
+        """Bounds of ‖Tx‖/‖x‖, rounding included."""
+        return self._gain(self.apply(x), x, self.terms)
+
+    def adjoint_gain(self, y: Tensor) -> tuple[float, float]:
+        """Bounds of ‖Tᵀy‖/‖y‖, rounding included."""
+        return self._gain(self.adjoint(y), y, self.adjoint_terms)
+
+    def _gain(self, image: Tensor, x: Tensor, terms: int) -> tuple[float, float]:
+        error = up(up(gamma(terms) * up(self._amount * norm_up(x))) + underflow(2 * terms * image.numel()))
+        return quotient_bounds(image, error, x)
 
     def _read(self, padded: Tensor, tap: tuple[int, ...]) -> Tensor:
         """A view of the padded input: what the outputs read with one tap."""

@@ -37,6 +37,7 @@ class Work:
         is_number = isinstance(max_seconds, (int, float)) and not isinstance(max_seconds, bool)
         if max_seconds is not None and not (is_number and max_seconds >= 0):
             raise ValueError(f"{call}(max_seconds={max_seconds!r}): expected None or a number that is not negative")
+        self.call = call
         self.max_bytes = max_bytes
         self.held = 0  # bytes of what is kept while the methods run
         self.max_seconds = max_seconds

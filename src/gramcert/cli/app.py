@@ -11,6 +11,7 @@ from gramcert.cli.certify import certify
 from gramcert.cli.compare import compare
 from gramcert.cli.norm import norm
 from gramcert.cli.reproduce import app as reproduce
+from gramcert.cli.spectrum import spectrum
 from gramcert.cli.train import train
 from gramcert.cli.verify import verify
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(norm)
+app.command()(spectrum)
 app.command()(compare)
 app.command()(audit)
 app.command()(verify)

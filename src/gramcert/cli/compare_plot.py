@@ -6,8 +6,8 @@ from typing import Any
 
 from gramcert.baselines.comparison import Comparison, Row
 from gramcert.baselines.methods import Kind
-from gramcert.cli.errors import BadInput
 from gramcert.cli.labels import place_labels
+from gramcert.cli.plots import INK, QUIET, quiet_frame, save_figure
 
 # Colours of Okabe and Ito, told apart with every kind of colour vision; shapes say the same again.
 STYLES: dict[Kind, tuple[str, str]] = {
@@ -18,7 +18,7 @@ STYLES: dict[Kind, tuple[str, str]] = {
     "estimate": ("#CC79A7", "D"),
     "not a bound": ("#D55E00", "X"),
 }
-INK, QUIET, SHADE = "#222222", "#777777", "#F4F1EC"
+SHADE = "#F4F1EC"
 
 # Errors below this many per cent are drawn on a linear scale around 0.
 LINEAR_PERCENT = 0.01
@@ -49,10 +49,7 @@ def save_plot(comparison: Comparison, heading: str, path: Path) -> None:
     if drawn:
         figure.legend(loc="outside lower left", ncols=len(STYLES), frameon=False, fontsize=9, handletextpad=0.2)
     place_labels(axes, points, [row.name for row in drawn], INK, level=0.0)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise BadInput(f"--plot {path}: cannot be written ({error.strerror})") from error
+    save_figure(figure, path)
 
 
 def _percent(row: Row, tolerance: float) -> float:
@@ -86,11 +83,7 @@ def _prepare(axes: Any, points: list[tuple[float, float]], truth: float) -> None
     axes.text(0.99, 0.98, f"above the truth ({truth:.6g})", ha="right", va="top", **inside)
     axes.set_xlabel("time of one run", color=INK)
     axes.set_ylabel("relative error", color=INK)
-    axes.grid(color="#E3E3E3", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(which="both", colors=QUIET, length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    quiet_frame(axes)
 
 
 def _decade_above(percent: float) -> float:

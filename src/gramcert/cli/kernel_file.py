@@ -1,6 +1,6 @@
 """Kernels from files. Nothing in a file is ever executed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,9 @@ LISTED = 12
 EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
+# One tensor without a name, or several with names.
+Content = Tensor | dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,25 @@ def read_kernel(path: Path, key: str | None = None) -> StoredKernel:
         path: the file.
         key: name of the tensor, needed where a file holds several that could be a kernel.
     """
+    (stored,) = _read(path, lambda content: [_choose(content, key)])
+    return stored
+
+
+def read_kernels(path: Path, keys: Sequence[str] = (), *, every: bool = False) -> list[StoredKernel]:
+    """Several kernels of one file, which is read once.
+
+    Args:
+        path: the file.
+        keys: names of tensors; without any, the only kernel in the file.
+        every: instead, all tensors with 3 to 5 dimensions.
+    """
+    if every:
+        return _read(path, _kernels)
+    return _read(path, lambda content: [_choose(content, key) for key in keys or (None,)])
+
+
+def _read(path: Path, choose: Callable[[Content], list[tuple[str | None, Tensor]]]) -> list[StoredKernel]:
+    """What is chosen of the content of a file."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise BadInput(f"{path}: expected a file ending in {', '.join(_READERS)}, got {path.suffix or 'no ending'!r}")
@@ -69,14 +91,14 @@ def read_kernel(path: Path, key: str | None = None) -> StoredKernel:
     try:
         if path.stat().st_size == 0:
             raise BadInput("the file is empty")
-        content = reader(path)
-        name, tensor = _choose(content, key) if isinstance(content, dict) else (None, _only(content, key))
-        kernel = _as_float(tensor)
+        return [
+            StoredKernel(_as_float(tensor), path.name, name, str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in choose(reader(path))
+        ]
     except (BadInput, BadFile) as error:
         raise BadInput(f"{path}: {error}") from None
     except Exception as error:  # a damaged or hostile file can make a parser raise anything
         raise BadInput(f"{path}: cannot be read ({type(error).__name__}: {_first_line(error)})") from error
-    return StoredKernel(kernel, path.name, name, str(tensor.dtype).removeprefix("torch."))
 
 
 def embedded_kernel() -> StoredKernel:
@@ -85,7 +107,7 @@ def embedded_kernel() -> StoredKernel:
         return read_kernel(path)
 
 
-_READERS: dict[str, Callable[[Path], Tensor | dict[str, Tensor]]] = {
+_READERS: dict[str, Callable[[Path], Content]] = {
     ".npy": read_npy,
     ".safetensors": read_safetensors,
     ".pt": read_torch,
@@ -94,27 +116,31 @@ _READERS: dict[str, Callable[[Path], Tensor | dict[str, Tensor]]] = {
 }
 
 
-def _only(tensor: Tensor, key: str | None) -> Tensor:
+def _choose(content: Content, key: str | None) -> tuple[str | None, Tensor]:
+    if isinstance(content, Tensor):
+        if key is not None:
+            raise BadInput(f"it holds one tensor without a name, got --key {key!r}")
+        return None, content
     if key is not None:
-        raise BadInput(f"it holds one tensor without a name, got --key {key!r}")
-    return tensor
-
-
-def _choose(tensors: dict[str, Tensor], key: str | None) -> tuple[str, Tensor]:
-    if key is not None:
-        if key not in tensors:
-            raise BadInput(f"no tensor named {key!r}; it holds {_listing(tensors)}")
-        return key, tensors[key]
-    kernels = {name: tensor for name, tensor in tensors.items() if 3 <= tensor.dim() <= 5}
-    if not kernels:
-        raise BadInput(f"no tensor with 3 to 5 dimensions; it holds {_listing(tensors)}")
+        if key not in content:
+            raise BadInput(f"no tensor named {key!r}; it holds {_listing(content)}")
+        return key, content[key]
+    kernels = _kernels(content)
     if len(kernels) > 1:
-        raise BadInput(f"several kernels, choose one with --key: {_listing(kernels)}")
-    return next(iter(kernels.items()))
+        raise BadInput(f"several kernels, choose one with --key: {_listing(dict(kernels))}")
+    return kernels[0]
 
 
-def _listing(tensors: dict[str, Tensor]) -> str:
-    names = [f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
+def _kernels(content: Content) -> list[tuple[str | None, Tensor]]:
+    named = content if isinstance(content, dict) else {None: content}
+    kernels = [(name, tensor) for name, tensor in named.items() if 3 <= tensor.dim() <= 5]
+    if not kernels:
+        raise BadInput(f"no tensor with 3 to 5 dimensions; it holds {_listing(named)}")
+    return kernels
+
+
+def _listing(tensors: Mapping[Any, Tensor]) -> str:
+    names = [f"{name or 'a tensor'} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
     more = [f"and {len(names) - LISTED} more"] if len(names) > LISTED else []
     return ", ".join(names[:LISTED] + more) or "nothing"
 

@@ -17,8 +17,20 @@ from rich.text import Text
 from gramcert.certified.choose import enclose
 from gramcert.certified.work import Work
 from gramcert.cli.errors import NEGATIVE_ANSWER, one_line_errors
+from gramcert.cli.geometry import (
+    DILATION,
+    GROUPS,
+    OUTPUT_PADDING,
+    PADDING,
+    PADDING_MODE,
+    STRIDE,
+    TRANSPOSED,
+    geometry_as_json,
+    geometry_rows,
+    parse_geometry,
+)
 from gramcert.cli.kernel_file import read_kernel
-from gramcert.cli.options import parse_padding, parse_sizes
+from gramcert.cli.options import parse_sizes
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
 from gramcert.rounding import ASSUMPTIONS
@@ -27,15 +39,13 @@ from gramcert.rounding import ASSUMPTIONS
 def norm(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Kernel: .npy, .safetensors, .pt, .pth or .th.")],
     key: Annotated[str | None, typer.Option(help="Name of the tensor in a file with several.")] = None,
-    stride: Annotated[str, typer.Option(help="2 for every axis, or 2,1.")] = "1",
-    padding: Annotated[
-        str, typer.Option(help="1 for every side, 1,2 per axis, 1:2,0:1 before:after per axis, same or valid.")
-    ] = "0",
-    padding_mode: Annotated[str, typer.Option(help="zeros, circular, reflect or replicate.")] = "zeros",
-    dilation: Annotated[str, typer.Option(help="2 for every axis, or 2,1.")] = "1",
-    groups: Annotated[int, typer.Option(help="Number of channel groups.")] = 1,
-    transposed: Annotated[bool, typer.Option("--transposed", help="A transposed convolution.")] = False,
-    output_padding: Annotated[str, typer.Option(help="Of a transposed convolution.")] = "0",
+    stride: STRIDE = "1",
+    padding: PADDING = "0",
+    padding_mode: PADDING_MODE = "zeros",
+    dilation: DILATION = "1",
+    groups: GROUPS = 1,
+    transposed: TRANSPOSED = False,
+    output_padding: OUTPUT_PADDING = "0",
     input_size: Annotated[str | None, typer.Option(help="32, or 32,16; without it every size at once.")] = None,
     tol: Annotated[float, typer.Option(help="Relative width to reach.")] = 1e-3,
     max_seconds: Annotated[float | None, typer.Option(help="Stop after this time with what was found.")] = None,
@@ -51,19 +61,9 @@ def norm(
     """
     with one_line_errors():
         sizes = None if input_size is None else parse_sizes("--input-size", input_size)
-        strides, dilations = parse_sizes("--stride", stride), parse_sizes("--dilation", dilation)
-        extra, sides = parse_sizes("--output-padding", output_padding), parse_padding(padding)
+        geometry = parse_geometry(stride, padding, padding_mode, dilation, groups, transposed, output_padding)
         stored = read_kernel(file, key)
-        layer = Convolution(
-            stored.kernel,
-            strides,
-            sides,
-            padding_mode,  # type: ignore[arg-type]
-            dilations,
-            groups,
-            transposed,
-            extra,
-        )
+        layer = geometry.layer(stored.kernel)
         with _progress() as progress:
             enclosure = enclose("norm", layer, sizes, tol, Work(max_bytes, max_seconds, progress, call="norm"))
     result = {
@@ -77,21 +77,13 @@ def norm(
         "steps": [_finite(dataclasses.asdict(step)) for step in enclosure.steps],
         "assumptions": ASSUMPTIONS,
         "kernel": stored.as_json(),
-        "geometry": {
-            "stride": layer.stride,
-            "padding": layer.padding,
-            "padding_mode": layer.padding_mode,
-            "dilation": layer.dilation,
-            "groups": layer.groups,
-            "transposed": layer.transposed,
-            "output_padding": layer.output_padding,
-        },
+        "geometry": geometry_as_json(layer),
         "input_size": None if sizes is None else (sizes,) * layer.axes if isinstance(sizes, int) else sizes,
     }
     if as_json:
         typer.echo(json.dumps(result, allow_nan=False))
     else:
-        Console().print(_table(enclosure, result, str(stored)))
+        Console().print(_table(enclosure, result, str(stored), layer))
         if explain:  # the table has the rest
             _, _, rest = enclosure.explain().partition("\nby ")
             typer.echo(f"\nby {rest}")
@@ -114,21 +106,13 @@ def _finite(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: None if value == math.inf else value for name, value in fields.items()}
 
 
-def _table(enclosure: Enclosure, result: dict[str, Any], kernel: str) -> Table:
-    geometry = result["geometry"]
-    size = result["input_size"]
+def _table(enclosure: Enclosure, result: dict[str, Any], kernel: str, layer: Convolution) -> Table:
     rows = {
         "upper bound": repr(enclosure.upper),
         "lower bound": repr(enclosure.lower),
         "method": enclosure.method,
         "kernel": kernel,
-        "layer": "transposed convolution" if geometry["transposed"] else "convolution",
-        "stride": _per_axis(geometry["stride"]),
-        "padding": f"{_sides(geometry['padding'])}, {geometry['padding_mode']}",
-        "dilation": _per_axis(geometry["dilation"]),
-        "groups": str(geometry["groups"]),
-        "output padding": _per_axis(geometry["output_padding"]) if geometry["transposed"] else "",
-        "input size": "every size at once" if size is None else "×".join(map(str, size)),
+        **geometry_rows(layer, result["input_size"]),
     }
     table = Table.grid(padding=(0, 2))
     table.add_row(Text("norm", "bold"), Text(str(enclosure), "bold green" if enclosure.tol_reached else "bold yellow"))
@@ -140,13 +124,3 @@ def _table(enclosure: Enclosure, result: dict[str, Any], kernel: str) -> Table:
         if value:
             table.add_row(name, Text(value))
     return table
-
-
-def _per_axis(values: tuple[int, ...]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else ", ".join(map(str, values))
-
-
-def _sides(pairs: tuple[tuple[int, int], ...]) -> str:
-    if len({side for pair in pairs for side in pair}) == 1:
-        return str(pairs[0][0])
-    return ", ".join(f"{before}:{after}" for before, after in pairs) + " (before:after)"
