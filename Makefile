@@ -55,6 +55,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/real_sizes.py
 	$(BIN)/python benchmarks/rescaling.py
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/projection.py
 	$(BIN)/python benchmarks/auditing.py
 
 clean:

@@ -23,6 +23,7 @@ def test_every_example_has_a_test():
         "certify.py",
         "digits.py",
         "enclose.py",
+        "project.py",
         "regularise.py",
     ]
 
@@ -60,6 +61,14 @@ def test_enclose():
     assert len(layers) == 4
     assert not blank
     assert 1.0 < float(constant.split()[-1]) < 1.02
+
+
+def test_project():
+    """The network learns, and each layer is proved to be within norm 1."""
+    accuracy, norms, constant = printed_by("project.py")
+    assert float(accuracy.split()[-1]) > 0.9
+    assert all(0.9 < float(norm.rstrip(",")) <= 1 for norm in norms.split()[1:])
+    assert 0.5 < float(constant.split()[-1]) <= 1
 
 
 def test_regularise():

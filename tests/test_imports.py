@@ -20,6 +20,7 @@ ORDER = (
         "certified",
         "rescaling",
         "parametrizations",
+        "projecting",
         "operators",
         "networks",
         "minorants",

@@ -19,6 +19,9 @@ from gramcert.certified.smallest import condition_number, smallest_singular_valu
 from gramcert.certified.spectrum import Spectrum, singular_values
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
+from gramcert.projecting.hook import projection
+from gramcert.projecting.polar import polar_step
+from gramcert.projecting.project import project
 
 if TYPE_CHECKING:  # loaded when it is asked for
     from gramcert.training.loop import train
@@ -45,6 +48,9 @@ __all__ = [
     "norm2_sampled",
     "norm2_toep",
     "parametrizations",
+    "polar_step",
+    "project",
+    "projection",
     "rescaling",
     "sampling_factor",
     "singular_values",
