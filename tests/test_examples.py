@@ -23,6 +23,7 @@ def test_every_example_has_a_test():
         "certify.py",
         "digits.py",
         "enclose.py",
+        "invert.py",
         "project.py",
         "regularise.py",
     ]
@@ -76,3 +77,11 @@ def test_regularise():
     accuracy, _, constant = printed_by("regularise.py")
     assert float(accuracy.split()[-1]) > 0.9
     assert float(constant.split()[-1]) < 1.1
+
+
+def test_invert():
+    """There and back: the certified error is far below what rounding the codes to float32 has done."""
+    constant, inverse, error, distance = (float(line.split()[-1]) for line in printed_by("invert.py"))
+    assert 1 < constant < inverse < 1e4
+    assert error < 1e-6
+    assert distance < 1e-3

@@ -1,19 +1,17 @@
 """``smallest_singular_value`` and ``condition_number``: the other end of the spectrum, by the same proofs."""
 
 import dataclasses
-import math
-import sys
 
 from torch import Tensor, nn
 
 from gramcert.arguments import Sizes
 from gramcert.certified.choose import Found, enclosed, spectral_norm
+from gramcert.certified.condition import condition_of
 from gramcert.certified.least import least_at_every_size, least_at_one_size
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.work import Work
 from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
-from gramcert.rounding import down, up
 
 
 def smallest_singular_value(
@@ -92,15 +90,17 @@ def condition_number(
     share = tol / 2 if isinstance(tol, (int, float)) and 0 < tol < 1 else tol  # an error says what is wrong with it
     least = enclosed(call, layer, input_size, share, work, _smallest)
     norm = spectral_norm(layer, input_size, tol=share, max_bytes=max_bytes, max_seconds=max_seconds)
-    lower = down(norm.lower / least.upper) if least.upper else sys.float_info.max
-    upper = up(norm.upper / least.lower) if least.lower else math.inf
-    notes = (*least.notes, *(note for note in norm.notes if note not in least.notes))
+    notes = tuple(dict.fromkeys((*least.notes, *norm.notes)))
     if not least.upper:
         notes = (*notes, f"the smallest singular value is 0: {least.method}")
-    result = Enclosure(
-        min(lower, sys.float_info.max), upper, f"{norm.method}; {least.method}", True, least.steps + norm.steps, notes
+    quotient = condition_of(norm, least)
+    return dataclasses.replace(
+        quotient,
+        method=f"{norm.method}; {least.method}",
+        tol_reached=quotient.relative_width <= tol,
+        steps=least.steps + norm.steps,
+        notes=notes,
     )
-    return dataclasses.replace(result, tol_reached=result.relative_width <= tol)
 
 
 def _smallest(lifted: LiftedLayer, tol: float, work: Work) -> Found:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gramcert.arguments import Sizes, axis_sizes, require_values
 from gramcert.certified.banded import band_bytes, smaller_grams
 from gramcert.certified.choose import certified_convolution, is_spatial
+from gramcert.certified.condition import condition_of
 from gramcert.certified.decomposition import circulant_values, number_of_values, verified_values, written_out
 from gramcert.certified.largest import largest_values
 from gramcert.certified.lifted import LiftedLayer
@@ -102,12 +103,7 @@ class Spectrum:
     def condition(self) -> Enclosure:
         """The largest over the smallest; not bounded from above where the smallest may be 0."""
         self._require_all("condition")
-        largest, smallest = self.largest, self.smallest
-        if smallest.upper == 0:
-            return Enclosure(_LARGEST_FLOAT, math.inf)
-        least = 1.0 if math.isinf(smallest.upper) else (Enclosure(largest.lower, largest.lower) / smallest.upper).lower
-        most = (largest / smallest).upper if smallest.lower > 0 else math.inf
-        return Enclosure(max(1.0, least), most)
+        return condition_of(self.largest, self.smallest)
 
     @property
     def nuclear(self) -> Enclosure:
