@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 torch.manual_seed(0)
-network = nn.Sequential(nn.PixelUnshuffle(2), Block(4, 16), nn.LeakyReLU(0.5), Block(4, 16), Block(4, 16)).eval()
+network = nn.Sequential(nn.PixelUnshuffle(2), Block(4, 8), nn.LeakyReLU(0.5), Block(4, 8), Block(4, 8)).eval()
 images = torch.rand(8, 1, 8, 8)
 with torch.no_grad():
     codes = network(images)

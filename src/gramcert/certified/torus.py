@@ -70,7 +70,7 @@ RADII = 4
 # The largest λ_max where it was looked at first, as a part of what was found from there.
 UNBIASED = 0.99
 
-# Points of a grid that are looked at for the smallest value before anything is proved.
+# Cells, or points of a grid, that are looked at for the smallest value at a time: it is more expensive to look for.
 LOOKED_AT = 256
 
 # The tolerance for the largest value where the smallest is searched for.
@@ -178,7 +178,6 @@ def grid_minimum(symbol: GramSymbol, grid: Frequencies, tol: float, work: Work, 
 
 def _on_grid(search: "_Search", grid: Frequencies) -> Extremum:
     def run() -> str:
-        # The smallest eigenvalues are more expensive to look for: first only in a part of the grid.
         step = 1 if search.sign > 0 else -(-len(grid) // LOOKED_AT)
         search.look(Cells(grid[slice(None, None, step)], 0.0))
         return SINGULAR if search.is_hopeless else search.close(Cells(grid, 0.0))
@@ -383,7 +382,9 @@ class _Search:
             share, cells = len(failing) / len(cells), cells.choose(failing)
             before = self.target
             curved = allowance > SUSPICIOUS * self.room
-            if not (curved and (is_first or share < SUSPICIOUS_SHARE)):
+            if self.sign < 0:  # a climb may have ended on a saddle, and zeros may lie on curves
+                self.look(cells.choose(torch.arange(0, len(cells), -(-len(cells) // LOOKED_AT))))
+            elif not (curved and (is_first or share < SUSPICIOUS_SHARE)):
                 self.look(cells)
             is_first = False
             if self.sign * (self.target - before) > before * self.tol / 20:
