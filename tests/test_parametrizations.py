@@ -338,3 +338,15 @@ def test_gradients_of_channels_that_hardly_count_are_finite(entries, monkeypatch
         spectral_rescaling(layer, side="input")
         (layer.weight * torch.randn(6, 5, 3, generator=generator)).sum().backward()
         assert torch.isfinite(layer.parametrizations.weight.original.grad).all()
+
+
+@pytest.mark.parametrize("first", [spectral_rescaling, spectral_norm, almost_orthogonal])
+@pytest.mark.parametrize("second", [spectral_rescaling, spectral_norm, almost_orthogonal])
+def test_a_second_one_is_refused(first, second):
+    layer = first(torch.nn.Conv2d(2, 2, 3))
+    bounded = f"its weight is bounded already, by {first.__name__}"
+    with pytest.raises(ValueError, match=rf"{second.__name__}\(.*Conv2d\): {bounded}"):
+        second(layer)
+    assert len(layer.parametrizations.weight) == 1
+    torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    second(layer)

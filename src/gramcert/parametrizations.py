@@ -204,6 +204,12 @@ def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor, side: Si
     return (grouped * factors.reshape(layer.groups, *shape, *(1,) * (weight.dim() - 2))).reshape(weight.shape)
 
 
-def _register(module: nn.Module, name: str, map_: nn.Module) -> nn.Module:
+def _register(module: nn.Module, name: str, map_: SpectralRescaling | SpectralNorm) -> nn.Module:
+    before: dict[str, Any] = dict(getattr(module, "parametrizations", {}))
+    for known in before.get(name, ()):
+        if isinstance(known, (SpectralRescaling, SpectralNorm)):
+            undo = "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight') undoes that"
+            bounded = f"its weight is bounded already, by {known.geometry.call}; {undo}"
+            raise ValueError(f"{map_.geometry.call}({type(module).__name__}): {bounded}")
     parametrize.register_parametrization(module, name, map_)
     return module
