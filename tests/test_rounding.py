@@ -178,3 +178,22 @@ def test_proofs_are_made_on_the_cpu_whatever_the_default_device_is():
     with torch.device("meta"):
         inside = gramcert.spectral_norm(layer, 8)
     assert (inside.lower, inside.upper) == (before.lower, before.upper)
+
+
+def test_quotients_of_norms_count_the_error_on_both_sides():
+    image, vector = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor([2.0, 0.0], dtype=torch.float64)
+    lower, upper = rounding.quotient_bounds(image, 1.0, vector)
+    assert lower <= 2 <= 3 <= upper
+    assert upper - lower <= 1 + 1e-12
+    assert rounding.quotient_bounds(image, 6.0, vector)[0] == 0
+    assert rounding.quotient_bounds(image, 1.0, torch.zeros(2, dtype=torch.float64)) == (0.0, math.inf)
+
+
+def test_bounds_of_smallest_values():
+    assert 0.9 <= rounding.least_lower(1.0, 0.1) <= 0.9 + 1e-15
+    assert rounding.least_lower(0.0, 0.1) <= 5e-324
+    assert rounding.reciprocal_up(1.0) == 1.0
+    assert rounding.reciprocal_up(0.0) == math.inf
+    assert Fraction(rounding.reciprocal_up(3.0)) > Fraction(1, 3)
+    assert rounding.product_down(1.0, 0.3) == 0.3
+    assert Fraction(rounding.product_down(0.1, 0.3)) < Fraction(0.1) * Fraction(0.3)

@@ -96,3 +96,54 @@ def test_time_is_looked_at():
     gram = BandedGram(kernel, layer_axes(Convolution(kernel, padding=1), (9, 9)), "input")
     with pytest.raises(OutOfBudgetError, match="max_seconds=0 is over"):
         gram.proves_below(1000.0, Work(2**31, 0))
+
+
+@given(layers())
+def test_no_level_above_the_smallest_eigenvalue_is_proved(case):
+    layer, size = case
+    axes = layer_axes(layer, size)
+    for side in ("input", "output"):
+        for kernel in grouped_kernels(layer):
+            gram = BandedGram(kernel, axes, side)
+            dense = gram.dense()
+            largest = float(dense.diagonal().max())
+            assert largest <= gram._largest_square
+            least = float(torch.linalg.eigvalsh(dense)[0])
+            doubt = 1e-14 * largest * len(dense) + 1e-300
+            assert not any(gram.proves_above(factor * max(least, 0.0) + doubt, work()) for factor in (1, 1.1, 4))
+            if least > 1e-6 * largest:
+                assert gram.proves_above(0.99 * least, work())
+
+
+def test_repeated_pixels_are_in_the_bound_of_the_diagonal():
+    layer = Convolution(torch.ones(1, 1, 3, dtype=torch.float64), padding=2, padding_mode="replicate")
+    gram = BandedGram(layer.kernel, layer_axes(layer, (1,)), "input")
+    assert float(gram.dense()[0, 0]) == 27 <= gram._largest_square
+
+
+def test_the_rounding_of_singular_matrices_is_counted():
+    """Two rows that are multiples of each other: without the error a factor of TTᵀ - 1e-18 exists now and then."""
+    generator, lucky = torch.Generator().manual_seed(0), 0
+    axes = layer_axes(Convolution(torch.ones(1, 1, 2)), (4,))
+    for _ in range(300):
+        kernel = torch.randn(2, 2, 2, generator=generator, dtype=torch.float64)
+        kernel[1] = 0.37 * kernel[0]
+        gram = BandedGram(kernel / kernel.abs().max(), axes, "output")
+        assert not gram.proves_above(1e-18, work())
+        lucky += gram._factorise(-1, 1e-18, work()) is not None
+    assert lucky
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_the_inverse_is_one(side):
+    generator = torch.Generator().manual_seed(0)
+    channels, mode = ((2, 3), "zeros") if side == "input" else ((3, 2), "reflect")
+    kernel = torch.randn(*channels[::-1], 3, 2, generator=generator, dtype=torch.float64)
+    layer = Convolution(kernel, padding=1, padding_mode=mode)
+    matrix = layer.to_dense((5, 6))
+    whole = matrix.T @ matrix if side == "input" else matrix @ matrix.T
+    shape = (layer.in_channels, 5, 6) if side == "input" else (layer.out_channels, *layer.output_size((5, 6)))
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    solve = BandedGram(kernel, layer_axes(layer, (5, 6)), side).inverse(work())
+    assert torch.linalg.eigvalsh(whole)[0] > 1e-4
+    assert torch.allclose(solve((whole @ x.flatten()).reshape(shape)), x, atol=1e-8)

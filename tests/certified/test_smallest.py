@@ -13,7 +13,9 @@ from torch import nn
 
 from cases import layers
 from gramcert import Convolution, condition_number, singular_values, smallest_singular_value, spectral_norm
-from gramcert.certified import least
+from gramcert.certified import least, sides
+from gramcert.certified.work import Work
+from gramcert.geometry.axis import layer_axes
 
 EPS = torch.finfo(torch.float64).eps
 TOLERANCES = [0.3, 1e-2, 1e-3, 1e-6]
@@ -270,3 +272,66 @@ def test_errors():
             call(nn.Conv2d(3, 96, 4, stride=4))
         with pytest.raises(ValueError, match="max_bytes"):
             call(layer, 4, max_bytes=0)
+
+
+def one_dimensional():
+    """All small geometries of one axis, also those whose conditions hold at some sizes by one reason, at others not."""
+    for mode in ("zeros", "circular", "reflect", "replicate"):
+        for geometry in itertools.product(range(1, 6), range(1, 4), range(1, 5), range(3), range(4)):
+            yield mode, *geometry
+
+
+def test_what_decides_at_every_size_does_so_at_each():
+    """A few sizes stand for all: one that is a circulant beside one that reads no padding says nothing of a third."""
+    for mode, stride, dilation, taps, before, after in one_dimensional():
+        layer = Convolution(torch.ones(1, 1, taps), stride, ((before, after),), mode, dilation)
+        sampled = sides.telling_axes(layer, ((0, 0),))
+        for side in ("input", "output"):
+            decided = sides.symbols_decide(sampled, side)
+            taps_of_all = set.intersection(*(sides.reaching_taps(axes[0], side) for axes in sampled))
+            for size in range(1, 30):
+                with contextlib.suppress(ValueError):
+                    (axis,) = layer_axes(layer, (size,))
+                    assert not decided or sides.why_symbols_bound(axis, side), (layer, side, size)
+                    assert taps_of_all <= sides.reaching_taps(axis, side)
+
+
+def test_idle_places_and_outputs():
+    """By intervals, without the table of what each output reads with each tap."""
+    for mode, stride, dilation, taps, before, after in one_dimensional():
+        layer = Convolution(torch.ones(1, 1, taps), stride, ((before, after),), mode, dilation)
+        for size in (1, 3, 6, 11):
+            with contextlib.suppress(ValueError):
+                (axis,) = layer_axes(layer, (size,))
+                matrix = layer.to_dense(size)
+                assert sides.has_nothing_to_read(axis, "output", Work(2**31, None)) == (not matrix.any(1).all())
+                assert sides.has_nothing_to_read(axis, "input", Work(2**31, None)) == (not matrix.any(0).all())
+                kept = axis.without_idle_ends()
+                assert matrix.any(1).sum() <= kept.outputs <= axis.outputs
+
+
+def test_circular_strides_with_two_reasons():
+    layer = Convolution(torch.tensor([[[1.0, 0.1, -1.0]]]), 3, ((0, 2),), "circular", 2)
+    everywhere = smallest_singular_value(layer)
+    for size in (3, 4, 5, 7, 10):
+        assert everywhere.lower <= smallest_singular_value(layer, size).upper
+
+
+def test_without_memory_pixels_still_repeat():
+    replicated, wrapped = (torch.ones(1, 1, 1), 1, 60, "replicate"), (torch.ones(1, 1, 2), 1, 20, "circular")
+    for arguments, size in ((replicated, 2), (wrapped, 3)):
+        layer = Convolution(*arguments)
+        for most in (64, 2**12, 2**20):
+            limited = smallest_singular_value(layer, size, max_bytes=most)
+            assert limited.lower <= truth_of(layer, size)[0] * (1 + 1e-9) <= limited.upper * (1 + 2e-9)
+
+
+def test_much_padding_takes_little():
+    """Outputs that read nothing but zeros are left out."""
+    kernel = gaussian(1, 1, 501)
+    near = smallest_singular_value(Convolution(kernel, padding=500), 100)
+    far = smallest_singular_value(Convolution(kernel, padding=10**7), 100)
+    assert near.tol_reached
+    assert far.tol_reached
+    assert far.lower <= near.upper
+    assert near.lower <= far.upper

@@ -263,3 +263,27 @@ def test_the_bound_after_too_little_time_is_not_far_off(looks, clock):
     found = torus_maximum(GramSymbol(kernel), 1e-12, work(looks))
     assert f"max_seconds={looks} " in found.missed
     assert exact <= found.upper <= 1.2 * exact
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("noise", [0.05, 0.3])
+def test_nothing_false_is_proved_by_a_search_that_found_too_little(seed, sign, noise):
+    """A search that believes an extremum a tenth from the true one must not close on its target."""
+    kernel = orthogonal(8, seed=seed) + noise * gaussian(8, 8, 3, 3, seed=seed + 10)
+    symbol = GramSymbol(kernel / kernel.abs().max())
+    truth = (torus_maximum if sign > 0 else torus_minimum)(symbol, 1e-6, work())
+    search = _Search(symbol, 1e-2, work(), 0.0 if sign > 0 else math.inf, moving=True, sign=sign)
+    first = Cells.cover(symbol.degrees, 0.7)
+    search.look(first)
+    search.attained = truth.lower * 0.9 if sign > 0 else truth.upper * 1.1
+    if sign < 0:
+        search.bottom = -(torus_maximum(symbol, 0.1, work()).upper ** 2)
+    search.look = lambda cells: None
+    search.close(search.cover(1.0))
+    assert search.proved >= truth.lower if sign > 0 else search.proved <= truth.upper
+    # Nor by a cover whose centres miss both extremes.
+    search.measure_flatness(first)
+    extremes = [end.upper**2 for end in (torus_maximum(symbol, 1e-6, work()), torus_minimum(symbol, 1e-6, work()))]
+    assert search.bottom <= (extremes[1] if sign > 0 else -extremes[0] * (1 - 1e-5))
+    assert search.proved >= truth.lower if sign > 0 else search.proved <= truth.upper

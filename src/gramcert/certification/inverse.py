@@ -26,7 +26,8 @@ def inverse_bound(
     ‖f⁻¹(y) - f⁻¹(y')‖ <= constant·‖y - y'‖. Known are linear layers with as many outputs as inputs (1 over the smallest
     singular value), functions of each entry whose slopes stay away from 0, sums Ax + h(x) where the constant L of h is
     below the smallest singular value s of A (1/(s - L); for residual blocks 1/(1 - L)), and chains of such. Anything
-    else, and whatever is not proved to be invertible, is a ``TypeError`` that says which layer and why.
+    else, and whatever is not proved to be invertible, is a ``TypeError`` that says which layer and why. As everywhere,
+    examples of a batch are taken to have nothing to do with each other (``docs/audit.md``).
 
     Args:
         module: a layer or a network.

@@ -6,6 +6,7 @@ singular values, so values below 1e-7 of the norm are lost in them; of small mat
 proves its own values, comes nearer.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -25,11 +26,11 @@ from gramcert.certified.sides import (
     Side,
     has_nothing_to_read,
     has_output_inside,
-    is_bounded_by_symbols,
     reaching_taps,
     read_phases,
     side_at_every_size,
     side_of,
+    symbols_decide,
     telling_axes,
 )
 from gramcert.certified.tapwise import at_tap, plane_waves
@@ -94,7 +95,7 @@ def least_at_every_size(call: str, lifted: LiftedLayer, tol: float, work: Work) 
     is_square = all(_shape(lifted.kernels, axes)[0] == _shape(lifted.kernels, axes)[1] for axes in sampled)
     if _has_spare_channels(lifted.kernels, side, is_square) or _has_spare_phases(lifted.kernels, sampled[0], side):
         return Found(0.0, 0.0, _named(SPARE, lifted, side), [])
-    decided = all(is_bounded_by_symbols(axis, side) for each in sampled for axis in each)
+    decided = symbols_decide(sampled, side)
     found = _infimum(lifted.reduced, tol if decided else max(tol, FOR_AN_END), work)
     work.record(found.method, found.lower, found.upper, found.missed, quantity=INFIMUM)
     notes = [found.missed] if found.missed else []
@@ -116,15 +117,22 @@ def least_at_one_size(lifted: LiftedLayer, tol: float, work: Work) -> Found:
     kernels, axes = lifted.kernels, lifted.axes
     assert axes is not None
     rows, columns = _shape(kernels, axes)
-    side = side_of(rows, columns)
-    if _has_spare_channels(kernels, side, rows == columns) or any(has_nothing_to_read(axis, side) for axis in axes):
+    side, is_square = side_of(rows, columns), rows == columns
+    if side == "input":  # rows of zeros make no difference
+        axes = tuple(axis.without_idle_ends() for axis in axes)
+        lifted = dataclasses.replace(lifted, axes=axes)
+        rows, columns = _shape(kernels, axes)
+    is_spare = _has_spare_channels(kernels, side, is_square) or _has_spare_places(axes, side, work)
+    if is_spare or side != side_of(rows, columns):
         return Found(0.0, 0.0, _named(SPARE, lifted, side), [])
     if all(axis.is_whole_circulant for axis in axes):
         if _has_spare_phases(kernels, axes, side):
             return Found(0.0, 0.0, _named(SPARE, lifted, side), [])
         found = _of_circulants(lifted, tol, work)
     elif min(rows, columns) <= DENSE_ORDER and rows * columns <= DENSE_ENTRIES and 24 * rows * columns < work.available:
-        found = _each_group(kernels, lambda group, ceiling: _of_small_group(kernels[group], axes, tol, work, ceiling))
+        found = _each_group(
+            kernels, lambda group, ceiling: _of_small_group(kernels[group], axes, tol, work, ceiling), axes
+        )
     else:
         found = _of_large_layer(lifted, side, tol, work)
     work.record(found.method, found.lower, found.upper, found.missed, quantity=LEAST)
@@ -151,6 +159,14 @@ def _has_spare_channels(kernels: Tensor, side: Side, is_square: bool) -> bool:
     return not all(bool(used.any(dim).all()) for dim in sides)
 
 
+def _has_spare_places(axes: tuple[Axis, ...], side: Side, work: Work) -> bool:
+    """Whether some place of that side cannot matter; not, if that is not known within the limits."""
+    try:
+        return any(has_nothing_to_read(axis, side, work) for axis in axes)
+    except OutOfBudgetError:
+        return False
+
+
 def _has_spare_phases(kernels: Tensor, axes: tuple[Axis, ...], side: Side) -> bool:
     """Whether a step of the stride has places that no tap reads, or the outputs of a step read too few for them all."""
     phases = [read_phases(axis) for axis in axes]
@@ -166,15 +182,20 @@ def _is_regular(kernels: Tensor, axes: tuple[Axis, ...], side: Side) -> bool:
     return side == "output" or kernels.shape[1] >= kernels.shape[2] * math.prod(axis.stride for axis in axes)
 
 
-def _each_group(kernels: Tensor, search: Callable[[int, float], Least]) -> Least:
-    """The smallest of what a search finds for each group, given what was attained in those before."""
+def _each_group(kernels: Tensor, search: Callable[[int, float], Least], axes: tuple[Axis, ...] = ()) -> Least:
+    """The smallest of what a search finds for each group, given what was attained in those before.
+
+    At one size the axes say how often pixels repeat, for what is known without a search.
+    """
+    repetition = root_up(math.prod(axis.repetition for axis in axes))
     parts: list[Least] = []
     for group, kernel in enumerate(kernels):
         ceiling = min((part.upper for part in parts), default=math.inf)
         try:
             parts.append(search(group, ceiling))
         except OutOfBudgetError as error:
-            parts.append(Least(0.0, crude_norm(kernel), "sums of absolute weights", str(error)))
+            crude = up(crude_norm(kernel) * repetition)
+            parts.append(Least(0.0, crude, "sums of absolute weights", str(error)))
     return smallest_of(parts)
 
 
@@ -236,7 +257,7 @@ def _of_circulants(lifted: LiftedLayer, tol: float, work: Work) -> Least:
         found = grid_minimum(symbol, Frequencies.of_grid(grid, symbol.axes), tol, work, ceiling)
         return Least(max(lower, found.lower), found.upper, CIRCULANT, found.missed)
 
-    found = _each_group(lifted.reduced, search)
+    found = _each_group(lifted.reduced, search, axes)
     if found.missed and number_of_values(lifted) <= COMPUTED_VALUES:
         values, error = circulant_values(lifted)
         least = float(values.min())
@@ -274,7 +295,7 @@ def _one_tap(lifted: LiftedLayer, taps: list[set[int]], side: Side, work: Work) 
 def _of_large_layer(lifted: LiftedLayer, side: Side, tol: float, work: Work) -> Least:
     """That of a layer whose matrix is too large to be written out."""
     axes = lifted.axes or ()
-    decided = _is_regular(lifted.kernels, axes, side) and all(is_bounded_by_symbols(axis, side) for axis in axes)
+    decided = _is_regular(lifted.kernels, axes, side) and symbols_decide([axes], side)
     if decided and max(lifted.reduced.shape[3:]) == 1 and all(has_output_inside(axis) for axis in axes):
         return _infimum(lifted.reduced, tol, work)  # each output reads places of its own, all in the same way
     by_tap = Least(_one_tap(lifted, [reaching_taps(axis, side) for axis in axes], side, work), math.inf, ONE_TAP)
@@ -292,4 +313,4 @@ def _of_large_layer(lifted: LiftedLayer, side: Side, tol: float, work: Work) -> 
         method = BANDED if large.lower > found.lower else found.method
         return Least(large.lower, large.upper, method, large.missed)
 
-    return _each_group(lifted.kernels, search)
+    return _each_group(lifted.kernels, search, axes)

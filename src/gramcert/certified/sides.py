@@ -20,6 +20,9 @@ import math
 from fractions import Fraction
 from typing import Literal
 
+import torch
+
+from gramcert.certified.work import Work
 from gramcert.geometry.axis import Axis, layer_axes
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import Pairs
@@ -32,15 +35,32 @@ def side_of(rows: int, columns: int) -> Side:
     return "input" if columns <= rows else "output"
 
 
-def is_bounded_by_symbols(axis: Axis, side: Side) -> bool:
-    """Whether the smallest σ(E) bounds the layer from below on that side, as far as this axis matters."""
+def why_symbols_bound(axis: Axis, side: Side) -> set[str]:
+    """The reasons, if any, for which the smallest σ(E) bounds the layer on that side, as far as this axis matters.
+
+    A reason that holds at all sizes is one for every size; one reason here and another there is none.
+    """
     span = axis.dilation * (axis.taps - 1)
+    reasons = set()
     if side == "output":
         last = axis.stride * (axis.outputs - 1) + span - axis.before
-        return axis.is_circulant or (axis.before <= 0 and last < axis.size)
-    if axis.mode != "zeros":
-        return axis.is_whole_circulant
-    return axis.before > span - axis.stride and axis.outputs * axis.stride >= axis.size + axis.before
+        if axis.is_circulant:
+            reasons.add("rows of a circulant")
+        if axis.before <= 0 and last < axis.size:
+            reasons.add("no output reads padding")
+    elif axis.mode != "zeros":
+        if axis.is_whole_circulant:
+            reasons.add("a circulant")
+    elif axis.before > span - axis.stride and axis.outputs * axis.stride >= axis.size + axis.before:
+        reasons.add("no output outside would read the input")
+    return reasons
+
+
+def symbols_decide(sampled: list[tuple[Axis, ...]], side: Side) -> bool:
+    """Whether the smallest σ(E) bounds a layer from below on that side at all sizes that these axes stand for."""
+    return all(
+        set.intersection(*(why_symbols_bound(axis, side) for axis in each)) for each in zip(*sampled, strict=True)
+    )
 
 
 def reaching_taps(axis: Axis, side: Side) -> set[int]:
@@ -64,13 +84,47 @@ def has_output_inside(axis: Axis) -> bool:
     return first < axis.outputs and last < axis.size
 
 
-def has_nothing_to_read(axis: Axis, side: Side) -> bool:
-    """Whether some place of the input is read by no output, or some output reads nothing but zeros."""
-    sources = axis.sources()
-    inside = sources < axis.size
+def has_nothing_to_read(axis: Axis, side: Side, work: Work) -> bool:
+    """Whether some place of the input is read by no output, or some output reads nothing but zeros.
+
+    With zero padding by intervals, which takes little memory however long the axis is.
+    """
+    if axis.mode != "zeros":
+        if side == "output":
+            return False
+        work.require_bytes("places that are read", 40 * axis.used + axis.size)
+        seen, padded = torch.zeros(axis.size, dtype=torch.bool), axis.padded()
+        for tap in range(axis.taps):
+            seen[padded[axis.read_by(tap)]] = True
+        return not bool(seen.all())
+    # The outputs that read a place of the input with each tap, and these places by their residues.
+    stride, read = axis.stride, []
+    for tap in range(axis.taps):
+        shift = axis.dilation * tap - axis.before
+        first, last = max(0, -(shift // stride)), min(axis.outputs - 1, (axis.size - 1 - shift) // stride)
+        if first <= last:
+            read.append((first, last, shift))
     if side == "output":
-        return not bool(inside.any(1).all())
-    return len(sources[inside].unique()) < axis.size
+        return not _is_covered([(first, last) for first, last, _ in read], axis.outputs)
+    by_residue: dict[int, list[tuple[int, int]]] = {}
+    for first, last, shift in read:
+        start, end = (stride * output + shift for output in (first, last))
+        by_residue.setdefault(start % stride, []).append((start // stride, end // stride))
+    if len(by_residue) < min(stride, axis.size):
+        return True
+    return not all(
+        _is_covered(intervals, -(-(axis.size - residue) // stride)) for residue, intervals in by_residue.items()
+    )
+
+
+def _is_covered(intervals: list[tuple[int, int]], count: int) -> bool:
+    """Whether these intervals, ends included, hold all numbers from 0 to count - 1."""
+    reached = 0
+    for first, last in sorted(intervals):
+        if first > reached:
+            return False
+        reached = max(reached, last + 1)
+    return reached >= count
 
 
 def telling_axes(layer: Convolution, trimmed: Pairs) -> list[tuple[Axis, ...]]:

@@ -82,6 +82,16 @@ class Axis:
         outputs = min(self.outputs, max(1, (size + self.before - 1) // self.stride + 1))
         return dataclasses.replace(self, size=size, outputs=outputs)
 
+    def without_idle_ends(self) -> "Axis":
+        """With zero padding: without the outputs at both ends that read nothing but zeros, if any others are left."""
+        if self.mode != "zeros":
+            return self
+        first = max(0, -(-(self.before - self.dilation * (self.taps - 1)) // self.stride))
+        last = min(self.outputs - 1, (self.size - 1 + self.before) // self.stride)
+        if first > last:
+            return self
+        return dataclasses.replace(self, outputs=last - first + 1, before=self.before - self.stride * first)
+
     def inside(self) -> "Axis":
         """The outputs that read no padding, as an axis with zero padding; the axis itself if its padding is zeros.
 

@@ -63,7 +63,8 @@ def project(
         max_bytes: most memory of the proof. The search takes up to about 1 GiB, for the widest layers.
 
     Returns:
-        A new tensor of the shape, the type and on the device of the layer's weight, without gradient.
+        A new tensor of the shape, the type and on the device of the layer's weight, without gradient; of a
+        :class:`Convolution`, which keeps half precision in float32, in float32.
 
     Example:
         >>> import torch, gramcert
