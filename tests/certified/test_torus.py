@@ -287,3 +287,26 @@ def test_nothing_false_is_proved_by_a_search_that_found_too_little(seed, sign, n
     extremes = [end.upper**2 for end in (torus_maximum(symbol, 1e-6, work()), torus_minimum(symbol, 1e-6, work()))]
     assert search.bottom <= (extremes[1] if sign > 0 else -extremes[0] * (1 - 1e-5))
     assert search.proved >= truth.lower if sign > 0 else search.proved <= truth.upper
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("second", [0.2, -0.3])
+def test_rules_that_are_sharp(second, sign):
+    """Of two taps G = 1 + a² + 2a·cos ω: the rule with μ is an equality, and so is what a cover says of extremes."""
+    symbol = GramSymbol(torch.tensor([[[1.0, second]]], dtype=torch.float64))
+    largest, smallest = (1 + abs(second)) ** 2, (1 - abs(second)) ** 2
+    search = _Search(symbol, 1e-6, work(), 0.0 if sign > 0 else math.inf, moving=True, sign=sign)
+    search.attained = math.sqrt(largest if sign > 0 else smallest)
+    search.bottom = smallest if sign > 0 else -largest
+    search.curvature = math.inf
+    for angle in (0.1, 0.5, 1.0, 2.0):
+        rise = (largest - smallest) * math.sin(angle / 2) ** 2  # from the one extreme to a frequency at that distance
+        assert rise <= search._allowance(angle / 2) <= rise * (1 + 1e-3)
+    # Centres at odd multiples of π/8 cover everything, and none of them is an extreme.
+    cells = Cells(Frequencies(torch.tensor([[1], [3], [5], [7]]), (16,)), math.pi / 16 * (1 + 1e-12))
+    nearest = 1 + second**2 + sign * 2 * abs(second) * math.cos(math.pi / 8)
+    search = _Search(symbol, 1e-6, work(), 0.0 if sign > 0 else math.inf, moving=True, sign=sign)
+    search.typical, search.attained = torch.ones(1), math.sqrt(nearest)
+    assert search.measure_flatness(cells)
+    assert search.proved**2 >= largest if sign > 0 else search.proved**2 <= smallest
+    assert search.bottom <= (smallest if sign > 0 else -largest)
