@@ -97,6 +97,17 @@ def test_linear_layers():
     assert inverse_bound(nn.Sequential(nn.Flatten(), nn.Unflatten(1, (2, 3))), input_shape=(3, 2)) == 1.0
 
 
+class Mixed(nn.Module):
+    """The first term of the sum is singular, the second an invertible map that outweighs it."""
+
+    def forward(self, x):
+        return 0.1 * (x + x.flip(1)) + 3 * x
+
+
+def test_any_term_of_a_sum_may_be_the_one_that_is_undone():
+    assert inverse_bound(Mixed(), input_shape=(4,)) == pytest.approx(1 / 2.8, rel=1e-3)
+
+
 def test_batch_normalisation_in_evaluation_mode():
     norm = nn.BatchNorm2d(3).eval()
     with torch.no_grad():

@@ -215,7 +215,11 @@ def _residual(call: str, graph: Graph, node: Node, dominators: dict[str, set[str
     origin = [name for name in graph.nodes if name in common][-1]
     reasons = []
     for place, (name, sign) in enumerate(_terms(node)):
-        found = _linear_step(call, graph, graph.nodes[name], origin, sign)
+        try:
+            found = _linear_step(call, graph, graph.nodes[name], origin, sign)
+        except NotInvertible as error:  # another term may do
+            reasons.append(str(error).removeprefix(f"{call}: "))
+            continue
         if found is None:
             continue
         linear = found[0]

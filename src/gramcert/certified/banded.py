@@ -45,8 +45,8 @@ AXIS_BYTES = 208
 # The factor of a panel of rows, and what it solves for in the rows after it.
 Panel = tuple[Tensor, Tensor]
 
-# What is added to a Gram matrix before it is inverted, in units of its diagonal.
-REGULAR = 1e-14
+# What is added to a Gram matrix before it is inverted, in units of its diagonal: at first, and less than this.
+REGULAR, MOST_REGULAR = 1e-14, 1e-9
 
 # Orders of panels below which a factorisation is mostly overhead.
 SMALLEST_PANEL = 192
@@ -272,7 +272,10 @@ class BandedGram:
 
     def inverse(self, work: Work) -> Callable[[Tensor], Tensor] | None:
         """About (Gram)⁻¹ on inputs, or outputs, (channels, *sizes), for iteration; ``None`` if it is too singular."""
-        panels = self._factorise(-1, -REGULAR * self._largest_square, work, keep=True)
+        panels, regular = None, REGULAR
+        while panels is None and regular < MOST_REGULAR:  # singular but for rounding
+            panels = self._factorise(-1, -regular * self._largest_square, work, keep=True)
+            regular *= 64
         if panels is None:
             return None
         axes = [self._outer, *self._inner]

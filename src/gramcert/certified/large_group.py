@@ -90,7 +90,9 @@ class LargeGroup:
                 found = top_vector(
                     lambda x: solve(x.reshape(self._shape[1:])).flatten(), vector.flatten(), KRYLOV_STEPS, self.tol / 50
                 )[1]
-                self._use(found.reshape(self._shape))
+                found = found.reshape(self._shape)
+                self._use(found)
+                self._use(solve(found[0])[None])  # once more: of singular matrices it is far better
                 return
         for _ in range(ROUNDS):
             before = self.upper
