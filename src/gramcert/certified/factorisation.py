@@ -92,11 +92,10 @@ def _subtract(matrices: Tensor, start: int, middle: int, stop: int) -> None:
 
 
 def _sizes(matrices: Tensor) -> Tensor:
-    """The largest entry of |R*||R|·1 of each, from the upper triangles."""
-    order, parts = matrices.shape[-1], 2 if matrices.is_complex() else 1  # of an entry, side by side
-    sums = torch.zeros(len(matrices), order * parts, 1, dtype=torch.float64, device=matrices.device)
-    for start in range(0, order, BLOCK):
-        block = matrices[:, start : start + BLOCK, start:]  # which begins with a triangle
-        moduli = torch.view_as_real(block).abs().flatten(-2) if parts == 2 else block.abs()
-        sums[:, start * parts :] += moduli.mT @ moduli.sum(-1, keepdim=True)
-    return sums.reshape(len(matrices), order, parts).sum(-1).amax(-1).nan_to_num_(torch.inf, torch.inf)
+    """The largest entry of |R*||R|·1 of each, from the upper triangles; overwritten, as new memory takes longer."""
+    moduli = matrices.triu_()
+    if matrices.is_complex():  # both parts of an entry side by side
+        moduli = torch.view_as_real(moduli).flatten(-2)
+    moduli = moduli.abs_()
+    sums = (moduli.sum(-1)[:, None] @ moduli).double().reshape(*matrices.shape[:2], -1)
+    return sums.sum(-1).amax(-1).nan_to_num_(torch.inf, torch.inf)
