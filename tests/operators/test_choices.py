@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import gramcert
 from auditing_networks import Function, expect
+from gramcert.auditing.reading import Source
 from gramcert.operators.elementwise import TABLE
 from gramcert.operators.graph import Nonlinear
 from tiny_onnx import Tiny, number, one
@@ -49,7 +50,7 @@ CHOICES = {
 
 def nonlinear_in(model, shape=(4,)):
     """The one function of a model that its output needs."""
-    graph = gramcert.auditing.reading.Source.of("test", model).graph("test", shape).needed()
+    graph = Source.of("test", model).graph("test", shape).needed()
     (found,) = (node.operation for node in graph.nodes.values() if isinstance(node.operation, Nonlinear))
     return found
 
