@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # for checkers of types; a test compares it with what is load
     from gramcert.bounds.transfer import sampling_factor as sampling_factor
     from gramcert.certification.accuracy import CertifiedAccuracy as CertifiedAccuracy
     from gramcert.certification.accuracy import certify as certify
+    from gramcert.certification.attacks import AttackedAccuracy as AttackedAccuracy
+    from gramcert.certification.attacks import attack as attack
     from gramcert.certification.bound import lipschitz_bound as lipschitz_bound
     from gramcert.certification.inverse import Inverse as Inverse
     from gramcert.certification.inverse import inverse_bound as inverse_bound
@@ -41,12 +43,14 @@ __version__ = "0.1.0"
 
 # In which module each name is; an empty text for modules themselves.
 _HOMES = {
+    "AttackedAccuracy": "certification.attacks",
     "Audit": "auditing.result",
     "CertifiedAccuracy": "certification.accuracy",
     "Convolution": "geometry.convolution",
     "Enclosure": "enclosure",
     "Inverse": "certification.inverse",
     "Spectrum": "certified.spectrum",
+    "attack": "certification.attacks",
     "audit": "auditing.entry",
     "certify": "certification.accuracy",
     "condition_number": "certified.smallest",
