@@ -16,7 +16,6 @@ from torch import nn
 
 import gramcert
 from gramcert.certification.accuracy import METHODS
-from gramcert.certification.attacks import attack
 from gramcert.files import read_torch
 
 MEAN, SPREAD = np.array([125.3, 123.0, 113.9], dtype=np.float32) / 255, 0.225
@@ -109,9 +108,9 @@ def main():
         if options.attack:
             # Certified balls are not clipped to what images can be, so attacks may use all of them.
             bounds = float(images.min()) - radius, float(images.max()) + radius
-            attacked = attack(model, images, labels, [radius], bounds=bounds)
+            attacked = gramcert.attack(model, [(images, labels)], [radius], bounds=bounds)
             inside = int((attacked.distances < found.radii).sum())
-            share = 100 * attacked.accuracy(radius)
+            share = 100 * attacked.attacked[radius]
             print(f"  attacked {share:.1f}, {inside} attacks succeeded inside a certified radius", flush=True)
 
 

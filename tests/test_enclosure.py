@@ -141,6 +141,8 @@ def test_formats(spec, text):
 def test_formats_of_special_enclosures():
     assert f"{Enclosure(2, 2):.2f}" == "2.00"
     assert f"{Enclosure(1, math.inf):.2f}" == "[1.00, inf]"
+    assert f"{Enclosure(-math.inf, -1.239):.2f}" == "[-inf, -1.23]"
+    assert f"{Enclosure(-math.inf, math.inf):.2f}" == "[-inf, inf]"
     with pytest.raises(ValueError, match=r"expected a format of floats, such as '\.3f'"):
         format(Enclosure(1, 2), "d")
 

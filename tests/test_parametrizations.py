@@ -48,15 +48,73 @@ def true_norm(layer, x):
 
 
 @pytest.mark.parametrize("name", MAPS)
-@given(modules(), st.booleans())
-def test_every_layer_is_inside(name, case, one_size):
+@given(modules(), st.booleans(), st.sampled_from([1.0, 0.3, 2.5]))
+def test_every_layer_is_inside(name, case, one_size, norm):
     layer, x = case
     spatial = not isinstance(layer, nn.Linear)
     size = tuple(x.shape[2:]) if spatial and one_size else None
-    MAPS[name](layer, **({"input_size": size} if spatial else {}))
+    MAPS[name](layer, norm=norm, **({"input_size": size} if spatial else {}))
     bound = lipschitz_bound(layer, size)
     assert true_norm(layer, x) <= bound * (1 + 5e3 * EPS)
-    assert bound <= 1 + ROUNDING
+    assert bound <= norm * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("norm", [1e-20, 0.1, 3, 1e20])
+@pytest.mark.parametrize("name", MAPS)
+def test_another_norm_is_a_multiple_and_known_as_well(name, norm):
+    """Where the bound of the norm is the norm: the constant is known far better than to the tolerance of a search."""
+    plain, layer = (nn.Linear(4, 4, bias=False) for _ in range(2))
+    torch.nn.init.constant_(plain.weight, 0.7)
+    layer.load_state_dict(plain.state_dict())
+    MAPS[name](plain), MAPS[name](layer, norm=norm)
+    torch.testing.assert_close(layer.weight, norm * plain.weight, rtol=ROUNDING, atol=0.0)
+    bound = lipschitz_bound(layer)
+    assert norm * (1 - ROUNDING) <= bound <= norm * (1 + ROUNDING)
+    assert gramcert.audit(layer, (4,)).upper <= norm * (1 + 1e-3)
+    assert f"norm={norm:g}" in repr(layer)
+    assert "norm=" not in repr(plain).replace("spectral_norm=", "")
+    again = copy.deepcopy(layer)
+    assert torch.equal(again.weight, layer.weight)
+
+
+@pytest.mark.parametrize("norm", [0.1, 1.0, 3.0])
+def test_a_convolution_of_another_norm_is_known_as_well_as_one_of_norm_one(norm):
+    """Twenty iterations at the frequencies of one size leave nothing of the distance to the norm."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular", bias=False).double()
+    spectral_norm(layer, iterations=20, input_size=9, norm=norm)
+    assert norm * (1 - 1e-5) <= lipschitz_bound(layer, 9) <= norm * (1 + 1e-6)
+
+
+def test_a_layer_of_another_norm_stays_inside_while_it_is_trained():
+    layer = spectral_rescaling(conv(), norm=2.0)
+    optimizer, x = torch.optim.SGD(layer.parameters(), lr=10.0), torch.randn(2, 4, 6, 6)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (-layer(x).square().mean()).backward()
+        optimizer.step()
+        assert 1.4 < lipschitz_bound(layer) <= 2 * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("norm", "error", "message"),
+    [
+        (0.0, ValueError, r"\(norm=0.0\): expected a positive finite number"),
+        (-1, ValueError, r"\(norm=-1\): expected a positive finite number"),
+        (float("nan"), ValueError, r"\(norm=nan\): expected a positive finite number"),
+        (float("inf"), ValueError, r"\(norm=inf\): expected a positive finite number"),
+        (1e-30, ValueError, r"\(norm=1e-30\): expected a number from 1e-20 to 1e\+20"),
+        (1e30, ValueError, r"\(norm=1e\+30\): expected a number from 1e-20 to 1e\+20"),
+        ("1", TypeError, r"\(norm\): expected a number, got '1'"),
+        (True, TypeError, r"\(norm\): expected a number, got True"),
+    ],
+)
+@pytest.mark.parametrize("function", [spectral_rescaling, almost_orthogonal, spectral_norm])
+def test_norms_that_are_none(function, norm, error, message):
+    layer = conv()
+    with pytest.raises(error, match=f"^{function.__name__}{message}"):
+        function(layer, norm=norm)
+    assert not parametrize.is_parametrized(layer)
 
 
 SHAPES = [(1, 32, 4, 2), (16, 32, 4, 2), (16, 32, 3, 1), (24, 24, 3, 1), (32, 1, 4, 1), (40, 8, 5, 3)]

@@ -27,6 +27,15 @@ def checked_iterations(call: str, iterations: int, *, at_least: int = 0, reason:
     return iterations
 
 
+def checked_norm(call: str, norm: float) -> float:
+    """A positive finite number."""
+    if isinstance(norm, bool) or not isinstance(norm, (int, float)):
+        raise TypeError(f"{call}(norm): expected a number, got {norm!r}")
+    if not 0 < norm <= sys.float_info.max:
+        raise ValueError(f"{call}(norm={norm!r}): expected a positive finite number")
+    return float(norm)
+
+
 def checked_kernel(call: str, kernel: Tensor, *, with_values: bool = True) -> Tensor:
     """A real floating-point kernel of shape (channels, channels, size, ...) with one to three sizes.
 

@@ -1,4 +1,4 @@
-"""1-Lipschitz weights by torch's parametrize contract: the layer keeps its class, its weight becomes a function.
+"""Weights of a bounded norm by torch's parametrize contract: the layer keeps its class, its weight becomes a function.
 
 ``spectral_rescaling(layer)`` registers :class:`SpectralRescaling` on the layer's weight, and so on: a lower-case
 function acts on a layer, the class is the map. Assigning to ``layer.weight`` sets the weight before rescaling.
@@ -9,13 +9,16 @@ from typing import Any, get_args
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gramcert.arguments import Sizes, axis_sizes, checked_iterations, widened
+from gramcert.arguments import Sizes, axis_sizes, checked_iterations, checked_norm, widened
 from gramcert.bounds.layer import norm2, quick_norm
 from gramcert.bounds.powers import positive
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import LAYERS, Convolution, as_convolution
 from gramcert.rescaling.once import Once
 from gramcert.rescaling.vector import Form, Side, check_choice, convolution_rescaling, moderate, smaller_side
+
+# What a layer may be made for: beyond, weights of float32 would over- or underflow.
+LEAST_NORM, LARGEST_NORM = 1e-20, 1e20
 
 
 def spectral_rescaling(
@@ -26,8 +29,9 @@ def spectral_rescaling(
     form: Form | None = None,
     input_size: Sizes | None = None,
     side: Side | None = None,
+    norm: float = 1.0,
 ) -> nn.Module:
-    """Multiply the channels of a layer, inputs or outputs, by factors that bring its spectral norm to at most 1.
+    """Multiply the channels of a layer, inputs or outputs, by factors that bring its spectral norm to at most ``norm``.
 
     Without arguments, what costs least for factors about as tight as the paper's: two iterations of the frequency form,
     on the side with fewer channels, those of all phases of a stride counted.
@@ -35,13 +39,14 @@ def spectral_rescaling(
     Args:
         module: ``nn.Linear``, ``nn.Conv1d/2d/3d`` or ``nn.ConvTranspose1d/2d/3d``, with any geometry.
         name: the parameter.
-        iterations: t; 1 is AOL, larger brings the norm nearer to 1. ``None`` is 2, or 3 where a form is given.
+        iterations: t; 1 is AOL, larger brings the norm nearer to ``norm``. ``None`` is 2, or 3 where a form is given.
         form: ``"spatial"`` (the paper) or ``"frequency"`` (tighter at the same t); see
             :func:`gramcert.rescaling.rescaling_vector`. ``None`` is ``"frequency"``, but ``"spatial"`` where
             iterations are given.
         input_size: the one size the layer will be used at, or ``None`` for every size.
         side: which channels are multiplied, ``"input"`` or ``"output"``. ``None`` is the side with the smaller Gram
             matrices, but the input where iterations or a form are given.
+        norm: what the norm is at most, but for the rounding of the weights to their type.
 
     Returns:
         The module itself.
@@ -54,7 +59,7 @@ def spectral_rescaling(
         True
     """
     chosen = (iterations, form, input_size, side)
-    return register_rescaling("spectral_rescaling", module, name, *chosen)
+    return register_rescaling("spectral_rescaling", module, name, *chosen, norm=norm)
 
 
 def register_rescaling(
@@ -65,6 +70,8 @@ def register_rescaling(
     form: Form | None,
     input_size: Sizes | None,
     side: Side | None,
+    *,
+    norm: float = 1.0,
 ) -> nn.Module:
     """:func:`spectral_rescaling` with the name of the public function or layer for errors."""
     geometry = _Geometry(call, module, name, input_size)
@@ -73,20 +80,30 @@ def register_rescaling(
     form = form or "spatial"
     side = side or "input"
     iterations = 3 if iterations is None else iterations
-    return _register(module, name, SpectralRescaling(geometry, iterations, form, side))
+    return _register(module, name, SpectralRescaling(geometry, iterations, form, side, norm))
 
 
 def almost_orthogonal(
-    module: nn.Module, name: str = "weight", *, form: Form = "spatial", input_size: Sizes | None = None
+    module: nn.Module,
+    name: str = "weight",
+    *,
+    form: Form = "spatial",
+    input_size: Sizes | None = None,
+    norm: float = 1.0,
 ) -> nn.Module:
     """AOL (Prach and Lampert, 2022): :func:`spectral_rescaling` with one iteration."""
-    return register_rescaling("almost_orthogonal", module, name, 1, form, input_size, "input")
+    return register_rescaling("almost_orthogonal", module, name, 1, form, input_size, "input", norm=norm)
 
 
 def spectral_norm(
-    module: nn.Module, name: str = "weight", iterations: int | None = None, *, input_size: Sizes | None = None
+    module: nn.Module,
+    name: str = "weight",
+    iterations: int | None = None,
+    *,
+    input_size: Sizes | None = None,
+    norm: float = 1.0,
 ) -> nn.Module:
-    """Divide the weight of a layer by an upper bound of the layer's spectral norm.
+    """Divide the weight of a layer by an upper bound of the layer's spectral norm, and multiply it by ``norm``.
 
     Not by a power iterate, which is a lower bound, nor by the norm of the reshaped kernel, which is another number.
 
@@ -97,9 +114,19 @@ def spectral_norm(
             suits training, at a tenth of the cost: about 4 % above the norm, 8 % for layers with 256 channels
             and Gaussian weights, where that of ``iterations=6`` is 1 % above.
         input_size: the one size the layer will be used at, or ``None`` for every size.
+        norm: as for :func:`spectral_rescaling`.
     """
     geometry = _Geometry("spectral_norm", module, name, input_size)
-    return _register(module, name, SpectralNorm(geometry, iterations))
+    return _register(module, name, SpectralNorm(geometry, iterations, norm))
+
+
+def meant_norm(module: nn.Module) -> float:
+    """What the norm of a layer was made for: that of its parametrisation, or 1. Nothing rests on it."""
+    found: Any = module.parametrizations if parametrize.is_parametrized(module, "weight") else {"weight": ()}
+    for known in found["weight"]:
+        if isinstance(known, (SpectralRescaling, SpectralNorm)):
+            return known.norm
+    return 1.0
 
 
 class _Geometry:
@@ -132,9 +159,9 @@ class _Geometry:
 
 
 class SpectralRescaling(nn.Module):
-    """W ↦ W·R or R·W; see :func:`spectral_rescaling`, which makes one for a layer."""
+    """W ↦ norm·W·R or norm·R·W; see :func:`spectral_rescaling`, which makes one for a layer."""
 
-    def __init__(self, geometry: _Geometry, iterations: int, form: Form, side: Side) -> None:
+    def __init__(self, geometry: _Geometry, iterations: int, form: Form, side: Side, norm: float = 1.0) -> None:
         super().__init__()
         self.geometry = geometry
         self.iterations = checked_iterations(geometry.call, iterations, at_least=1)
@@ -142,11 +169,12 @@ class SpectralRescaling(nn.Module):
         check_choice(geometry.call, "side", side, get_args(Side))
         self.form: Form = form
         self.side: Side = side
+        self.norm = _within_range(geometry.call, norm)
         self._once = Once()
 
     def forward(self, weight: Tensor) -> Tensor:
         """The rescaled weight; R is computed in float32 or better, and once as long as the weight stays the same."""
-        return self._once(_rescaled, (self.geometry, self.iterations, self.form, self.side), weight)
+        return self._once(_rescaled, (self.geometry, self.iterations, self.form, self.side, self.norm), weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is assigned is the weight before rescaling."""
@@ -155,21 +183,22 @@ class SpectralRescaling(nn.Module):
     def extra_repr(self) -> str:
         """For printing."""
         size = "" if self.geometry.input_size is None else f", input_size={self.geometry.input_size}"
-        return f"iterations={self.iterations}, form={self.form!r}, side={self.side!r}{size}"
+        return f"iterations={self.iterations}, form={self.form!r}, side={self.side!r}{size}{_shown(self.norm)}"
 
 
 class SpectralNorm(nn.Module):
-    """W ↦ W/‖W‖ with an upper bound of the norm; see :func:`spectral_norm`, which makes one for a layer."""
+    """W ↦ norm·W/‖W‖ with an upper bound of the norm; see :func:`spectral_norm`, which makes one for a layer."""
 
-    def __init__(self, geometry: _Geometry, iterations: int | None) -> None:
+    def __init__(self, geometry: _Geometry, iterations: int | None, norm: float = 1.0) -> None:
         super().__init__()
         self.geometry = geometry
         self.iterations = None if iterations is None else checked_iterations(geometry.call, iterations)
+        self.norm = _within_range(geometry.call, norm)
         self._once = Once()
 
     def forward(self, weight: Tensor) -> Tensor:
         """The normalised weight, computed once as long as the weight stays the same; zero stays zero."""
-        return self._once(_normalised, (self.geometry, self.iterations), weight)
+        return self._once(_normalised, (self.geometry, self.iterations, self.norm), weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is assigned is the weight before normalisation."""
@@ -178,23 +207,39 @@ class SpectralNorm(nn.Module):
     def extra_repr(self) -> str:
         """For printing."""
         size = "" if self.geometry.input_size is None else f", input_size={self.geometry.input_size}"
-        return f"iterations={self.iterations}{size}"
+        return f"iterations={self.iterations}{size}{_shown(self.norm)}"
 
 
 # Not methods: what is kept of them would keep the parametrisation, which keeps it.
-def _rescaled(geometry: _Geometry, iterations: int, form: Form, side: Side, weight: Tensor) -> Tensor:
+def _rescaled(geometry: _Geometry, iterations: int, form: Form, side: Side, target: float, weight: Tensor) -> Tensor:
     full, _ = moderate(geometry.call, widened(weight))
     layer = geometry.describe(full)
     size, call = geometry.input_size, geometry.call
     factors = convolution_rescaling(layer, iterations, q=None, form=form, input_size=size, side=side, call=call)
-    return scale_channels(layer, full, factors, side).to(weight.dtype)
+    return _times(scale_channels(layer, full, factors, side), target).to(weight.dtype)
 
 
-def _normalised(geometry: _Geometry, iterations: int | None, weight: Tensor) -> Tensor:
+def _normalised(geometry: _Geometry, iterations: int | None, target: float, weight: Tensor) -> Tensor:
     full, _ = moderate(geometry.call, widened(weight))
     layer, size = geometry.describe(full), geometry.input_size
     norm = quick_norm(layer, size) if iterations is None else norm2(layer, size, iterations)
-    return (full / positive(norm)).to(weight.dtype)
+    return _times(full / positive(norm), target).to(weight.dtype)
+
+
+def _times(weight: Tensor, target: float) -> Tensor:
+    """A weight of norm 1 as one of another norm."""
+    return weight if target == 1 else weight * target
+
+
+def _within_range(call: str, norm: float) -> float:
+    norm = checked_norm(call, norm)
+    if not LEAST_NORM <= norm <= LARGEST_NORM:
+        raise ValueError(f"{call}(norm={norm!r}): expected a number from {LEAST_NORM:g} to {LARGEST_NORM:g}")
+    return norm
+
+
+def _shown(norm: float) -> str:
+    return "" if norm == 1 else f", norm={norm:g}"
 
 
 def scale_channels(layer: Convolution, weight: Tensor, factors: Tensor, side: Side) -> Tensor:

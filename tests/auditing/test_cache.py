@@ -1,10 +1,14 @@
 """Measurements that are kept: the same numbers again, or measured again."""
 
+import functools
+import io
+import itertools
 import json
 import math
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import gramcert
@@ -12,6 +16,8 @@ from auditing_networks import residual_network
 from gramcert import Convolution
 from gramcert.auditing.architectures import Denoiser
 from gramcert.auditing.cache import Cache, pack, unpack
+from gramcert.cli.audit_table import audit_table
+from gramcert.networks.search import Budget
 from gramcert.operators.linear import Move, Scale
 from gramcert.operators.matrices import AxisMatrix, Convolve
 from gramcert.operators.measurement import Norm
@@ -98,17 +104,49 @@ def test_what_ran_out_of_time_is_not_kept(tmp_path):
     assert again.upper < fine.upper < rough.upper < math.inf
 
 
-def test_a_file_of_weights_is_not_traced_again(tmp_path, monkeypatch):
+@pytest.fixture
+def weights(tmp_path):
+    """A file whose audits are kept as a whole."""
     torch.manual_seed(0)
     torch.save(Denoiser(1, 4, 3).state_dict(), tmp_path / "weights.pth")
+    return tmp_path / "weights.pth"
+
+
+def test_a_search_that_the_clock_cut_off_is_said_and_not_kept(weights, tmp_path, monkeypatch, whole_searches):
+    """And the next one goes on from where it stopped."""
     options = {"architecture": "dncnn", "cache": tmp_path / "cache"}
-    first = gramcert.audit(tmp_path / "weights.pth", (1, 8, 8), **options)
+    ticks = itertools.count()
+    with monkeypatch.context() as patch:  # a second passes with each look at the clock
+        patch.setattr("gramcert.auditing.entry.Budget", functools.partial(Budget, clock=lambda: float(next(ticks))))
+        patch.setattr("gramcert.auditing.entry.KEPT_EVERY", 0.0)
+        cut = gramcert.audit(weights, (1, 8, 8), search_seconds=20, **options)
+        assert "search_seconds=20" in cut.notes[0]
+        assert "Note: the search for multipliers was cut off" in cut.to_html()
+        assert "cut off by search_seconds" in json.loads(cut.to_json())["notes"][0]
+        console = Console(width=100, record=True, file=io.StringIO())
+        console.print(audit_table(cut))
+        assert "Note: the search for multipliers was cut off by search_seconds=20" in console.export_text()
+        again = gramcert.audit(weights, (1, 8, 8), search_seconds=20, **options)
+        assert again.upper < cut.upper < math.inf
+    whole = gramcert.audit(weights, (1, 8, 8), search_seconds=1e9, **options)
+    assert whole.upper <= again.upper
+    assert whole.notes == ()
+    closed = gramcert.audit(weights, (1, 8, 8), search_seconds=0, architecture="dncnn")
+    assert closed.upper > cut.upper
+    assert closed.notes == ()  # nothing was cut off
     monkeypatch.setattr(torch.export, "export", None)
-    again = gramcert.audit(tmp_path / "weights.pth", (1, 8, 8), **options)
+    assert gramcert.audit(weights, (1, 8, 8), search_seconds=1e9, **options).upper == whole.upper
+
+
+def test_a_file_of_weights_is_not_traced_again(weights, tmp_path, monkeypatch):
+    options = {"architecture": "dncnn", "cache": tmp_path / "cache"}
+    first = gramcert.audit(weights, (1, 8, 8), **options)
+    monkeypatch.setattr(torch.export, "export", None)
+    again = gramcert.audit(weights, (1, 8, 8), **options)
     assert again.upper == first.upper < math.inf
     assert again.certificate == first.certificate
     assert [row.cached for row in again.rows] == [row.lower is not None for row in first.rows]
     assert again.to_html()
     assert json.loads(again.to_json()).keys() == json.loads(first.to_json()).keys()
     # Another shape is traced, which fails here.
-    assert "torch.export cannot follow" in gramcert.audit(tmp_path / "weights.pth", (1, 9, 8), **options).reasons[0]
+    assert "torch.export cannot follow" in gramcert.audit(weights, (1, 9, 8), **options).reasons[0]

@@ -30,7 +30,7 @@ WITHOUT = {
     "matmul": ([one("MatMul", "x")], "both depend"),
     "gemm": ([one("Gemm", "x")], "both depend"),
     "comparison": ([one("Greater", number(1.0)), ("Cast", ("v0",), {"to": 11})], "comparison jumps"),
-    "choice": ([one("Greater", number(1.0)), ("Where", ("v0", "x", number(1.0)), {})], "choice"),
+    "choice": ([one("Greater", number(1.0)), ("Where", ("v0", "x", number(2.0)), {})], "choice"),
     "zero test": ([one("Equal", number(0.0)), ("Where", ("v0", number(1.0), number(0.0)), {})], "choice"),
     "cast": ([one("Cast", to=7), ("Cast", ("v0",), {"to": 11})], "rounding to integers"),
     "gather": ([one("Cast", to=7), ("Gather", (random(3), "v0"), {})], "rounding to integers"),

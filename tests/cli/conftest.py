@@ -5,7 +5,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from certification.trained import trained_copy
-from gramcert.cli import app
+from gramcert.cli.app import app
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def test_certified_is_below_attacked_is_below_clean(run, folder):
     assert sum(found["best"].values()) <= found["images"] == 24
     assert found["steps"] == 6
     assert 1 <= found["lipschitz"] < 1 + 1e-5
+    assert found["lipschitz_of"] == "from the input to what the last linear layer is given"
     assert "No attack succeeded inside a certified radius (24 images)." in result.stderr
     assert (folder / "attacked.png").read_bytes().startswith(PNG)
 

@@ -32,6 +32,7 @@ def test_json_is_one_object_with_what_the_library_certifies(run, folder):
     assert found["clean"] == expected.clean
     assert found["certified"] == pytest.approx({text: expected.certified[radius] for text, radius in RADII.items()})
     assert found["lipschitz"] == expected.lipschitz >= 1
+    assert found["lipschitz_of"] == "from the input to what the last linear layer is given"
     assert 0 < found["feature_error"] < 1e-9
     assert found["images"] == len(test) == 397
     assert list(found["certified"]) == list(RADII)
@@ -56,6 +57,8 @@ def test_table_has_a_row_for_each_class(run, folder):
         assert 100 >= clean >= certified[0] >= certified[1] >= 0
     for text in ("digits: certified accuracy in %", "at 0.1", "at 36/255", "60 inputs of shape 1×8×8; radii by"):
         assert text in result.stdout
+    said = " ".join(result.stdout.split())
+    assert "Constant from the input to what the last linear layer is given: 1.0" in said
 
 
 def test_the_curve_is_written_beside_the_network(run, folder):

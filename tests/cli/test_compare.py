@@ -35,7 +35,7 @@ def test_table_of_the_embedded_kernel(run):
 def test_narrow_terminals_get_the_whole_table(monkeypatch):
     from typer.testing import CliRunner
 
-    from gramcert.cli import app
+    from gramcert.cli.app import app
 
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["compare", *SMALL])
     assert result.exit_code == 0

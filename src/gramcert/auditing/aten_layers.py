@@ -141,6 +141,8 @@ def _where(t: Context, a: Arguments) -> Variable:
         if number is not None and isinstance(second, Variable) and is_plain:
             found = t.patterns.guard(condition, number, second)
         if found is None:
+            found = _choice(t, condition, known(first), known(second))
+        if found is None:
             raise Unknown("a choice that depends on the input")
         return found
     if isinstance(first, Variable) and isinstance(second, Variable):
@@ -152,6 +154,36 @@ def _where(t: Context, a: Arguments) -> Variable:
     x, constant, chosen = (first, second, ~condition) if isinstance(first, Variable) else (second, first, condition)
     numbers, y = kept(t, constant, x), spread(t, t.b.scaled(x, (~chosen).double()), constant)
     return t.b.shifted(y, None if numbers is None else torch.where(chosen, numbers, 0.0))
+
+
+def _choice(t: Context, condition: Variable, first: Any, second: Any) -> Variable | None:
+    """A choice that is a known function, with numbers as they are beside the value."""
+    beside = [value for value in (first, second) if isinstance(value, Variable)]
+    if not beside:
+        return None
+    values = [value if isinstance(value, Variable) else _limit(t, value, beside[0]) for value in (first, second)]
+    yes, no = values
+    return None if yes is None or no is None else t.patterns.choices.choice(condition, yes, no)
+
+
+def _limit(t: Context, value: Any, beside: Variable) -> Tensor | None:
+    """A number as it is beside a value; ``None`` in half precision, which may round it here and not there."""
+    is_known = t.type_of(beside) in (torch.float32, torch.float64)
+    return kept(t, value, beside) if is_known and number_of(value) is not None else None
+
+
+@rule("gt", "ge", "lt", "le")
+def _compared(t: Context, a: Arguments) -> Variable:
+    first, second = known(a.values["self"]), known(a.values["other"])
+    if isinstance(first, Variable) and isinstance(second, Variable):
+        raise Unknown("a comparison jumps")
+    x, constant = (first, second) if isinstance(first, Variable) else (second, first)
+    return t.patterns.choices.compared(spread(t, x, constant), a.op, _limit(t, constant, x), swapped=x is second)
+
+
+@rule("log")
+def _log(t: Context, a: Arguments) -> Variable:
+    return t.patterns.logarithm(a.x())
 
 
 @rule("masked_fill")

@@ -40,6 +40,9 @@ from gramcert.rounding import checked_arithmetic
 # Changes whenever a search could not go on from what an earlier version left in a cache.
 SEARCH_FORMAT = "forms 2"
 
+# What is said where the clock ended a search.
+CUT = "the search for multipliers was cut off by search_seconds={:g}: a longer one may prove a smaller constant"
+
 # Seconds between two states of a search that are kept.
 KEPT_EVERY = 2.0
 
@@ -82,7 +85,8 @@ def audit(
         functional: weights of the entries of this output, or a dict from places to weights: ``{3: 1, 5: -1}`` is the
             difference of two logits. The constant is then that of this number.
         search_seconds: for the search of multipliers of the forms, which ends by itself if nothing is left to gain; 0
-            takes those in closed form. Whatever it finds is proved.
+            takes those in closed form. Whatever it finds is proved; ``notes`` says if it was cut off, and then the
+            result is not kept in a cache.
         jobs: processes to measure in; a script that asks for several needs ``if __name__ == "__main__":``, as always.
         cache: folder of measurements, which makes the next audit of the same weights instant, and in which an
             interrupted search goes on; ``None`` keeps nothing.
@@ -147,6 +151,7 @@ def audit(
         if (found := look_up(step.measurement)).profile
     )
     forms = _forms(plan, followed, known_norms(plan, look_up), search_seconds, kept, report)
+    is_cut = forms.is_cut and search_seconds > 0  # without a search nothing is cut off
     claim = FormClaim.of(forms)
     upper, outputs = best(followed, claim)
     result = Audit(
@@ -165,8 +170,9 @@ def audit(
         forms=forms.reason,
         profiles=profiles,
         certificate=certificate(shape, asked, plan, claims, claim, unverified(source.name, tol)),
+        notes=(CUT.format(search_seconds),) if is_cut else (),
     )
-    if key is not None and max_seconds is None:
+    if key is not None and max_seconds is None and not is_cut:
         kept.write(key.hexdigest(), result.for_cache())
     return result
 

@@ -54,3 +54,4 @@ class Findings:
     forms: str
     profiles: tuple[Profile, ...] = dataclasses.field(repr=False)
     certificate: dict[str, Any] = dataclasses.field(repr=False)
+    notes: tuple[str, ...] = ()

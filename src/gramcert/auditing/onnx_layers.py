@@ -278,6 +278,11 @@ def _reciprocal(t: Context, c: Call) -> Variable:
     return t.patterns.reciprocal(c.x())
 
 
+@rule("Log")
+def _log(t: Context, c: Call) -> Variable:
+    return t.patterns.logarithm(c.x())
+
+
 @rule("Sign")
 def _sign(t: Context, c: Call) -> Variable:
     return rules.activation(t.b, c.x(), "sign")
@@ -297,7 +302,13 @@ def _equal(t: Context, c: Call) -> Variable:
 def _comparison(t: Context, c: Call) -> Variable:
     shape = tuple(torch.broadcast_shapes(*(value.shape for value in c.all())))
     variables = tuple(value for value in c.all() if isinstance(value, Variable))
-    result = t.b.unbounded(variables, shape, f"{c.op}: a comparison jumps")
+    if len(variables) == 1 and len(c.all()) == 2:
+        first, second = c.all()
+        limit = second if isinstance(second, Tensor) else first
+        assert isinstance(limit, Tensor)
+        result = t.patterns.choices.compared(variables[0], c.op, limit, swapped=first is limit)
+    else:
+        result = t.b.unbounded(variables, shape, f"{c.op}: a comparison jumps")
     t.type_of(result, torch.bool)
     return result
 
@@ -309,6 +320,10 @@ RULES.update(dict.fromkeys(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", 
 def _where(t: Context, c: Call) -> Variable:
     condition, first, second = c.all()
     if isinstance(condition, Variable):
+        known = t.patterns.choices.choice(condition, first, second)
+        if known is not None:
+            t.type_of(known, t.type_of(first if isinstance(first, Variable) else second))
+            return known
         if isinstance(first, Tensor) and first.numel() == 1 and isinstance(second, Variable):
             number = float(first)
             found = t.patterns.guard(condition, number, second) if second.shape == condition.shape else None

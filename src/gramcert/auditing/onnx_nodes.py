@@ -32,7 +32,6 @@ _NAMES = {
     "Atan": "atan",
     "Asinh": "asinh",
     "Exp": "exp",
-    "Log": "log",
     "Tan": "tan",
     "Floor": "floor",
     "Ceil": "ceil",

@@ -93,6 +93,7 @@ def _verdict(audit: Findings) -> str:
         f"<strong>{_data(audit.upper, constant)}</strong></h1>\n"
         f"<p>{meaning}: for all inputs <var>x</var> and <var>y</var>, in the l2 norm{together},</p>\n"
         f'<p class="formula">{claim.format(constant)}</p>'
+        + "".join(f"\n<p>Note: {_sentence(note)}</p>" for note in audit.notes)
     )
 
 

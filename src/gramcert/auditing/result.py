@@ -32,6 +32,7 @@ class Audit(Findings):
         forms: why forms did not gain; empty if they did.
         profiles: spectra for the report.
         certificate: see :mod:`gramcert.auditing.certificate`.
+        notes: what else a reader should know, such as that a search was cut off.
     """
 
     def __str__(self) -> str:
@@ -61,7 +62,7 @@ class Audit(Findings):
         )
         profiles = tuple(Profile(profile["name"], tuple(profile["values"])) for profile in content["profiles"])
         blocks = tuple(FormBlock(**block) for block in content["blocks"])
-        listed = {name: tuple(content[name]) for name in ("reasons", "input_shape", "assumptions")}
+        listed = {name: tuple(content[name]) for name in ("reasons", "input_shape", "assumptions", "notes")}
         return cls(**content | listed | {"rows": rows, "profiles": profiles, "blocks": blocks, "seconds": seconds})
 
     def to_html(self) -> str:

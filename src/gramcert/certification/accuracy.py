@@ -42,7 +42,8 @@ class CertifiedAccuracy:
         clean: share of inputs whose class is right.
         certified: for each radius, the share of inputs whose class is right and stays so for every change of l2 norm up
             to that radius.
-        lipschitz: certified constant of everything before the last layer, if that is linear; otherwise of all.
+        lipschitz: certified constant, in the l2 norm, of everything before the last layer if that is linear, otherwise
+            of all; ``lipschitz_of`` says which. The constant of the whole network is :func:`gramcert.audit`'s.
         labels: the true classes.
         predictions: the computed classes; -1 for ties.
         radii: certified radius of each input, 0 where the prediction is wrong.
@@ -50,6 +51,8 @@ class CertifiedAccuracy:
         assumptions: what all this rests on, besides the program itself.
         by: what proved the radius of each input: ``constant``, ``forms`` or ``minorant``; empty where it is 0.
         notes: why a method was not tried.
+        lipschitz_of: what the constant is about: "from the input to what the last linear layer is given", or "from the
+            input to the logits".
     """
 
     clean: float
@@ -62,6 +65,7 @@ class CertifiedAccuracy:
     assumptions: tuple[str, ...] = ASSUMPTIONS
     by: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    lipschitz_of: str = ""
 
     def at(self, radius: float, label: int | None = None) -> float:
         """Certified accuracy at any radius, of all inputs or of one class."""
@@ -169,6 +173,7 @@ def certify(
         clean=float((predictions == labels).double().mean()),
         certified={radius: _share_beyond(every_radius, radius) for radius in radii},
         lipschitz=classifier.network.lipschitz,
+        lipschitz_of=classifier.network.lipschitz_of,
         labels=labels,
         predictions=predictions,
         radii=every_radius,
@@ -207,7 +212,7 @@ class _Classifier:
 
     def __init__(self, call: str, source: Source, batch: Any, options: _Options, report: Report) -> None:
         self.call, self.options, self.name = call, options, source.name
-        first, _ = _checked(call, batch)
+        first, _ = checked_batch(call, batch)
         self.shape = tuple(first.shape[1:])
         self.network = CertifiedNetwork(call, source.graph(call, self.shape, "loader"), report)
         self._local: LocalBounds | None = None
@@ -216,7 +221,7 @@ class _Classifier:
     def __call__(self, batch: Any, report: Report) -> _Batch:
         """Labels, predictions, and certified radii of the right ones."""
         call = self.call
-        x, truth = _checked(call, batch, self.network.classes)
+        x, truth = checked_batch(call, batch, self.network.classes)
         if tuple(x.shape[1:]) != self.shape:
             raise ValueError(f"{call}(loader): expected inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
         margins = self.network(x)
@@ -294,7 +299,7 @@ def _share_beyond(found: Tensor, radius: float) -> float:
     return float((found > float_up(Fraction(radius))).double().mean())
 
 
-def _checked(call: str, batch: Any, classes: int | None = None) -> tuple[Tensor, Tensor]:
+def checked_batch(call: str, batch: Any, classes: int | None = None) -> tuple[Tensor, Tensor]:
     """Inputs, copied into float64, which holds every narrower type exactly, and labels."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
         raise TypeError(f"{call}(loader): expected pairs of tensors, inputs and labels, got {type(batch).__name__}")

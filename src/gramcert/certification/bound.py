@@ -18,6 +18,7 @@ from gramcert.operators import elementwise
 from gramcert.operators.graph import Builder, Graph
 from gramcert.operators.measurement import NormOfLayer
 from gramcert.operators.network import Network
+from gramcert.parametrizations import meant_norm
 from gramcert.rounding import checked_arithmetic
 
 # Of an input whose channels no layer fixes: so many can be paired and sorted.
@@ -90,7 +91,7 @@ def graph_of(call: str, module: nn.Module, size: Sizes | None, shape: Sequence[i
         b = Builder()
         x = b.input("input", ())
         b.at(type(inner).__name__, "layer", [])
-        b.output("output", b.layer(x, NormOfLayer(layer, sizes)))
+        b.output("output", b.layer(x, NormOfLayer(layer, sizes, meant_norm(inner))))
         return b.graph
     return Source.of(call, module).graph(call, (_channels(call, module), *sizes), "input_size")
 

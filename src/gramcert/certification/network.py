@@ -31,6 +31,10 @@ QUICK_PAIRS = 2e8
 # Operations of a proof up to which forms are tried at all by calls that show no progress: seconds.
 QUICK_PROOF = 2e10
 
+# What a constant is about; a softmax at the end is left out in both.
+BEFORE_LAST = "from the input to what the last linear layer is given"
+OF_LOGITS = "from the input to the logits"
+
 # In place of a constant of 0, that of a network which ignores its input.
 _SMALLEST = 2.0**-500
 
@@ -42,6 +46,7 @@ class CertifiedNetwork:
 
     Attributes:
         lipschitz: certified constant of what comes before.
+        lipschitz_of: what that is, in words.
         classes: how many logits there are.
         assumptions: what the radii rest on.
     """
@@ -52,6 +57,7 @@ class CertifiedNetwork:
         logits = graph.nodes[graph.outputs["logits"]]
         (self.classes,) = logits.shape[1:]
         self._head, self._features = _head(graph, logits)
+        self.lipschitz_of = BEFORE_LAST if self._head else OF_LOGITS
         before = Graph(graph.nodes, {"features": self._features}, [], graph.types)
         network = self.network = Network(call, before, report)
         self.lipschitz = constant_of(network, network.follow().upper)

@@ -1,7 +1,7 @@
 """Upper bounds of the constants of layers as they are deployed: weights rounded to their type, nothing assumed.
 
-A layer that was built to have norm 1 has, with its weights rounded, a norm near 1: the bounds here are refined until
-they are at most 1, or as near as the arithmetic allows.
+A layer that was built to have norm 1, or another one, has with its weights rounded a norm near that: the bounds here
+are refined until they are at most that, or as near as the arithmetic allows.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from gramcert.enclosure import Enclosure
 from gramcert.geometry.convolution import Convolution
 from gramcert.rounding import gamma, underflow, up
 
-# Tolerances tried one after the other, while the norm may be 1.
+# Tolerances tried one after the other, while the norm may be what it was made for.
 TOLERANCES = (1e-3, 1e-5, 1e-7, 1e-9)
 
-# A norm that is certainly above this was not meant to be 1, and needs no finer tolerance.
+# A norm that is certainly above so many times what it may be meant to be was not, and needs no finer tolerance.
 NEAR_ONE = 1 + 1e-4
 
 # The norm of rounding errors need not be known better than this.
@@ -30,21 +30,26 @@ COARSE = 0.1
 # In place of factors that are 0.
 TINY_FACTOR = 2.0**-400
 
-# What knowing a norm near 1 better is worth: half a minute or so, counted in operations, so that what is certified does
+# What knowing such a norm better is worth: half a minute or so, counted in operations, so that what is certified does
 # not depend on how busy the machine is.
 WORTH = 1e12
 
 
 def refined(
-    call: str, layer: nn.Module | Convolution | Tensor, input_size: Sizes | None, tol: float, work: Work
+    call: str,
+    layer: nn.Module | Convolution | Tensor,
+    input_size: Sizes | None,
+    tol: float,
+    work: Work,
+    meant: float = 1.0,
 ) -> Enclosure:
-    """An enclosure as tight as ``tol``, and much tighter where the norm may be 1; its notes say what stopped it."""
+    """An enclosure as tight as ``tol``, and much tighter where the norm may be meant; its notes say what stopped it."""
     description = certified_convolution(call, layer)  # once: a parametrisation may give other weights the next time
     found = enclose(call, description, input_size, tol, work)
     lower, upper = found.lower, found.upper
     work.max_operations, used = WORTH, tol
     for finer in (value for value in TOLERANCES if value < tol):
-        if upper <= 1 or upper * (1 - used) > NEAR_ONE or (work.stopped and not found.tol_reached):
+        if upper <= meant or upper * (1 - used) > meant * NEAR_ONE or (work.stopped and not found.tol_reached):
             break
         found, before, used = enclose(call, description, input_size, finer, work), upper, finer
         lower, upper = max(lower, found.lower), min(upper, found.upper)

@@ -1,5 +1,15 @@
 """The command line, one file per command. Exit codes: 0 fine, 1 a negative answer, 2 bad input."""
 
-from gramcert.cli.app import app, main
+import sys
 
-__all__ = ["app", "main"]
+from gramcert import __version__
+
+
+def main() -> None:
+    """Run the command line. Its version is told at once: the commands load torch, which takes seconds."""
+    if sys.argv[1:2] == ["--version"]:
+        sys.stdout.write(f"gramcert {__version__}\n")
+        return
+    from gramcert.cli.app import app
+
+    app(prog_name="gramcert")

@@ -46,8 +46,3 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def main() -> None:
-    """Run the command line."""
-    app(prog_name="gramcert")

@@ -63,33 +63,32 @@ def attack(
                 prefix=prefix,
                 report=lambda what, done, total: bars(what, done, total or count),
             )
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                attacked = run(
-                    subject.model,
-                    subject.inputs,
-                    subject.labels,
-                    list(wanted.values()),
-                    steps=steps,
-                    bounds=_bounds(subject.inputs),
-                    architecture=architecture,
-                    prefix=prefix,
-                    report=bars,
-                )
+            attacked = run(
+                subject.model,
+                subject.loader(),
+                list(wanted.values()),
+                steps=steps,
+                bounds=_bounds(subject.inputs),
+                seed=seed,
+                architecture=architecture,
+                prefix=prefix,
+                report=lambda what, done, total: bars(what, done, total or count),
+            )
     refuted = (attacked.distances < certified.radii).nonzero().flatten().tolist()
     shares = {
         text: {
             "certified": certified.certified[radius],
-            "attacked": attacked.accuracy(radius),
+            "attacked": attacked.attacked[radius],
             "clean": certified.clean,
         }
         for text, radius in wanted.items()
     }
-    best = {name: int((attacked.best == number).sum()) for number, name in enumerate(ATTACKS)}
+    best = {name: attacked.by.count(name) for name in ATTACKS}
     by = {name: certified.by.count(name) for name in METHODS}
     if as_json:
+        constant = {"lipschitz": certified.lipschitz, "lipschitz_of": certified.lipschitz_of}
         facts = {"images": count, "steps": steps, "inside_certified_radius": refuted, "best": best, "by": by}
-        typer.echo(json.dumps({"radii": shares, "lipschitz": certified.lipschitz} | facts, allow_nan=False))
+        typer.echo(json.dumps({"radii": shares, **constant} | facts, allow_nan=False))
     else:
         table = Table(title=f"{escape(subject.name)}: accuracy in %", title_justify="left")
         for name in ("radius", "certified", "attacked", "clean"):

@@ -103,6 +103,7 @@ def _notes(audit: Audit) -> list[Text]:
     lines += [
         Text(f"{shown_text(text, LONGEST_SENTENCE)}.", "yellow") for text in audit.assumptions if text.startswith(FIXED)
     ]
+    lines += [Text(f"Note: {shown_text(note, LONGEST_SENTENCE)}.", "yellow") for note in audit.notes]
     if audit.trivial:
         counts = ", ".join(f"{count} × {shown_text(kind)}" for kind, count in audit.trivial.items())
         lines.append(Text(f"Counted as exactly 1: {counts}.", "dim"))

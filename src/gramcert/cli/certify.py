@@ -93,6 +93,7 @@ def _as_json(subject: Subject, result: CertifiedAccuracy, radii: dict[str, float
         "clean": result.clean,
         "certified": {text: result.certified[radius] for text, radius in radii.items()},
         "lipschitz": result.lipschitz,
+        "lipschitz_of": result.lipschitz_of,
         "images": len(result.labels),
         "feature_error": result.error,
         "classes": classes,
@@ -129,8 +130,8 @@ def _notes(subject: Subject, result: CertifiedAccuracy, *, largest: bool) -> Tex
     shape = "×".join(map(str, subject.inputs.shape[1:]))
     by = ", ".join(f"{name} {number}" for name in METHODS if (number := result.by.count(name)))
     return Text(
-        f"{count} inputs of shape {shape}; radii by {by or 'nothing'}. Constant of the network before its last layer "
-        f"{constant}, from every layer's weights as stored. Features are computed to within {error}, which is taken "
+        f"{count} inputs of shape {shape}; radii by {by or 'nothing'}. Constant {result.lipschitz_of}: "
+        f"{constant}, by every layer's weights as stored. Features are computed to within {error}, which is taken "
         f"off the radii. With {count} images an accuracy of 50 % is known to about "
         f"±{100 * (0.25 / count) ** 0.5 * 2:.1f} points. Certified shares are rounded down."
         + (

@@ -14,7 +14,7 @@ from gramcert.networks.increments import program_of
 from gramcert.networks.pattern import Pattern
 from gramcert.networks.program import MANY_FREQUENCIES, Program
 from gramcert.networks.proof import is_proved
-from gramcert.networks.search import Budget, Keep, Proposal, closed_form, descend
+from gramcert.networks.search import Budget, Keep, Proposal, closed_form, descend, is_finished
 from gramcert.operators.composition import is_identity
 from gramcert.operators.graph import Graph, Joint, Nonlinear, Sum
 from gramcert.operators.linear import LinearMap
@@ -72,6 +72,7 @@ class Forms:
         shifts: which of its frequencies each component goes by.
         blocks: from the input to the output.
         reason: why there is nothing, for people.
+        is_cut: whether the search ended by its budget, so that a longer one may find more.
     """
 
     upper: float = math.inf
@@ -79,6 +80,7 @@ class Forms:
     shifts: tuple[bool, ...] = ()
     blocks: tuple[Block, ...] = ()
     reason: str = ""
+    is_cut: bool = False
 
 
 def bound_by_forms(
@@ -115,6 +117,8 @@ def bound_by_forms(
         return Forms(reason="no multipliers were found")
     if costs.can_descend and proposal.logarithm < 2 * math.log(HOPELESS * below):
         proposal = descend(elimination, proposal, budget, keep)
+        found = _proved(costs, elimination, proposal, below, budget.report)
+        return replace(found, is_cut=not is_finished(proposal))
     return _proved(costs, elimination, proposal, below, budget.report)
 
 

@@ -58,6 +58,11 @@ class Proposal:
 Keep = Callable[[Proposal], None]
 
 
+def is_finished(proposal: Proposal) -> bool:
+    """Whether a descent came to its end by itself, not by its budget."""
+    return proposal.sharpness > LAST_SHARPNESS
+
+
 class Budget:
     """How long a descent may go on: some seconds, or some passes, which are the same on every machine."""
 

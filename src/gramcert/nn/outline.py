@@ -17,6 +17,7 @@ from gramcert.geometry.recognition import require_known, require_steady, unwrapp
 from gramcert.nn.torch_layers import describe_torch_layer
 from gramcert.operators.graph import Builder, Graph, Nonlinear, Variable
 from gramcert.operators.measurement import Measurement, NormOfLayer
+from gramcert.parametrizations import meant_norm
 
 
 class Outline:
@@ -59,7 +60,7 @@ class Outline:
         if isinstance(module, (nn.Linear, *LAYERS)):
             layer = certified_convolution(call, module)
             require_finite(call, f"{name}.weight", layer.kernel)
-            return self.b.layer(x, NormOfLayer(layer))
+            return self.b.layer(x, NormOfLayer(layer, meant=meant_norm(module)))
         require_known(call, module, type(module))
         return describe_torch_layer(call, self.b, x, module)
 

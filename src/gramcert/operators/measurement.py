@@ -185,10 +185,12 @@ class NormOfLayer(Measurement):
     Attributes:
         layer: as it is stored.
         input_size: ``None`` for every size.
+        meant: what its norm was made for, near which it is known better.
     """
 
     layer: Convolution
     input_size: tuple[int, ...] | None = None
+    meant: float = 1.0
 
     @property
     def kind(self) -> str:
@@ -210,7 +212,7 @@ class NormOfLayer(Measurement):
         """Of the kernel, the geometry and the size."""
         layer = self.layer
         geometry = (layer.stride, layer.padding, layer.padding_mode, layer.dilation, layer.groups, layer.transposed)
-        facts = ("layer", geometry, layer.output_padding, self.input_size, tuple(layer.kernel.shape))
+        facts = ("layer", geometry, layer.output_padding, self.input_size, self.meant, tuple(layer.kernel.shape))
         sha = hashlib.sha256(repr(facts).encode())
         sha.update(layer.kernel.detach().cpu().double().contiguous().numpy().tobytes())
         return sha.hexdigest()
@@ -218,7 +220,7 @@ class NormOfLayer(Measurement):
     def run(self, tol: float, max_seconds: float | None = None) -> Measured:
         """See :func:`gramcert.certified.deployed.refined`."""
         work = Work(MAX_BYTES, max_seconds, call="lipschitz_bound")
-        found = refined("lipschitz_bound", self.layer, self.input_size, tol, work)
+        found = refined("lipschitz_bound", self.layer, self.input_size, tol, work, self.meant)
         stopped = "" if found.tol_reached else work.stopped
         return Measured(found.lower, found.upper, found.method, found.notes, stopped=stopped)
 

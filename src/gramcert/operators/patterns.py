@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gramcert.operators import elementwise
+from gramcert.operators.choices import Choices
 from gramcert.operators.graph import Builder, Node, Nonlinear, Unbounded, Variable, added
 from gramcert.operators.joining import entries, through
 from gramcert.operators.linear import LinearMap, Move, Scale, Shape, Shift
@@ -52,6 +53,7 @@ class Patterns:
 
     def __init__(self, builder: Builder) -> None:
         self.b = builder
+        self.choices = Choices(builder)
         self._zero_tests: dict[str, str] = {}  # the names of x == 0, and of x
         self._guarded: dict[str, str] = {}  # those of where(x == 0, 1, x), and of x
         self._rooted: dict[str, str] = {}  # those of the roots of these, and of x
@@ -66,9 +68,9 @@ class Patterns:
         if isinstance(first, Variable) and isinstance(second, Variable):
             if sign < 0:
                 known = self.centred(first, second) or self._shrunk(first, second) or reflected(self.b, first, second)
-                if known is not None:
-                    return known
-            return self.b.sum([(first, 1), (second, sign)])
+            else:
+                known = self.choices.shrunk(first, second)
+            return known if known is not None else self.b.sum([(first, 1), (second, sign)])
         x, constant = (first, second) if isinstance(first, Variable) else (second, first)
         assert isinstance(x, Variable)
         if x is second and sign < 0:
@@ -94,7 +96,11 @@ class Patterns:
         r"""By a constant, or d/√(mean of d² + ε), a normalisation; other quotients have no constant."""
         if not isinstance(second, Variable):
             assert isinstance(first, Variable)
-            return times(self.b, first, second, like, divide=True)
+            result = times(self.b, first, second, like, divide=True)
+            if not isinstance(second, Tensor) or second.numel() == 1:
+                number = float(second) if isinstance(second, Tensor) else typed(second, like)
+                self.choices.divisors[result.name] = number
+            return result
         shape = tuple(torch.broadcast_shapes(_shape(first), second.shape))
         if isinstance(first, Variable):
             known = self._normalised(first, second, self._lengths)
@@ -116,6 +122,13 @@ class Patterns:
         if found.origin in self._lengths and _is_view(found.index, self._node(found.origin).shape):
             self._inverses[result.name] = self._lengths[found.origin]
         return result
+
+    def logarithm(self, x: Variable) -> Variable:
+        """It has no constant, but that of a sigmoid has."""
+        node = self.b.node(x)
+        if isinstance(node.operation, Nonlinear) and node.operation.name == "sigmoid":
+            return activation(self.b, self._variable(node.inputs[0]), "log_sigmoid")
+        return activation(self.b, x, "log")
 
     def power(self, x: Variable, exponent: float | None) -> Variable:
         """Of a number; ``None`` for several."""

@@ -18,6 +18,7 @@ from gramcert.arguments import (
     axis_sizes,
     checked_iterations,
     checked_kernel,
+    checked_norm,
     require_dense,
     require_finite,
     widened,
@@ -25,7 +26,7 @@ from gramcert.arguments import (
 from gramcert.bounds.layer import norm2, quick_norm
 from gramcert.geometry.axis import layer_axes
 from gramcert.geometry.convolution import Convolution, as_convolution
-from gramcert.projecting.project import checked_norm, checked_steps
+from gramcert.projecting.project import checked_steps
 from gramcert.projecting.sampled import Places, Sampling, sampling_grid
 
 # The steep quintic that brings small singular values up quickly, to between 0.7 and 1.2 (Jordan 2024).

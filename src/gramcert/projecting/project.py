@@ -1,13 +1,12 @@
 """``project``: the nearest weights whose norm is proved to be at most a number."""
 
 import math
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, require_values
+from gramcert.arguments import Sizes, axis_sizes, checked_norm, require_values
 from gramcert.certified.choose import certified_convolution, enclose
 from gramcert.certified.work import Work
 from gramcert.geometry.axis import Axis, layer_axes
@@ -246,15 +245,6 @@ def stored_weight(layer: Any) -> Any:
     if isinstance(layer, Convolution):
         return layer.kernel
     return layer.weight if isinstance(layer, nn.Module) and hasattr(layer, "weight") else layer
-
-
-def checked_norm(call: str, norm: float) -> float:
-    """A positive finite number."""
-    if isinstance(norm, bool) or not isinstance(norm, (int, float)):
-        raise TypeError(f"{call}(norm): expected a number, got {norm!r}")
-    if not 0 < norm <= sys.float_info.max:
-        raise ValueError(f"{call}(norm={norm!r}): expected a positive finite number")
-    return float(norm)
 
 
 def checked_steps(call: str, steps: int) -> int:
