@@ -12,6 +12,7 @@ from gramcert.cli.compare import compare
 from gramcert.cli.norm import norm
 from gramcert.cli.reproduce import app as reproduce
 from gramcert.cli.spectrum import spectrum
+from gramcert.cli.streams import safe_streams
 from gramcert.cli.train import train
 from gramcert.cli.verify import verify
 
@@ -50,4 +51,5 @@ def _options(
 
 def main() -> None:
     """Run the command line."""
-    app(prog_name="gramcert")
+    with safe_streams():
+        app(prog_name="gramcert")
