@@ -20,6 +20,9 @@ WIDE, TOLD = 110, 72
 # Letters of a layer's name that are left on one line, and the columns that make room for them, the first one first.
 NAME, DISPENSABLE = 24, ("time", "width", "lower", "share", "product of norms", "smaller by")
 
+# Between two columns.
+GAP = 2
+
 # A reason or a note is a sentence, a name is not.
 LONGEST_SENTENCE = 1000
 
@@ -61,8 +64,8 @@ def _fitting(columns: dict[str, list[Text]], room: int) -> list[str]:
     """The names of columns that fit beside a layer's name, without those that would be empty."""
     used = [name for name, cells in columns.items() if any(cells)]
     for name in DISPENSABLE:
-        widths = [max(len(name), *(cell.cell_len for cell in columns[name])) + 1 for name in used]
-        if sum(widths) < room:
+        widths = [max(len(name), *(cell.cell_len for cell in columns[name])) + GAP for name in used]
+        if sum(widths) <= room:
             break
         used = [other for other in used if other != name]
     return used
