@@ -29,8 +29,50 @@ class BadFile(ValueError):  # noqa: N818 - it names what the caller gave, not a 
     """A file that cannot be read, for the reason in the message."""
 
 
+# How files begin that people give in place of others: a download that failed, a picture, another format of weights.
+_BEGINNINGS = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x93NUMPY": "an array of NumPy (.npy)",
+    b"\x89HDF": "HDF5",
+    b"%PDF": "a PDF",
+    b"\x1f\x8b": "a gzip archive",
+    b"PK": "a zip archive, as .pt2, .npz and torch.save have it",
+    b"\x80": "a pickle",
+    b"version https://git-lfs": "a pointer of Git LFS: the file itself was not fetched",
+    b"<": "a web page",
+}
+
+
+def looks_like(start: bytes) -> str:
+    r"""What a file seems to be by its first bytes, for the end of a sentence; empty where that cannot be said.
+
+    Example:
+        >>> looks_like(b"\x89PNG..."), looks_like(b"<!doctype html>"), looks_like(b"?")
+        (', which looks like a PNG image', ', which looks like a web page', '')
+    """
+    known = next((kind for begin, kind in _BEGINNINGS.items() if start.startswith(begin)), "")
+    if start[8:10] in (b'{"', b"{}"):  # after the length of a header in JSON
+        known = "safetensors"
+    elif start[:1] == b"\x08" and start[2:3] in (b"\x12", b"\x1a", b":"):  # the version, then who made it or the graph
+        known = "ONNX"
+    return f", which looks like {known}" if known else ""
+
+
+def _start_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(64)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
-    """Under another name first, then renamed: a reader sees the old content or the new, never a part."""
+    """Under another name first, then renamed: a reader sees the old content or the new, never a part.
+
+    What is no regular file, such as a pipe or a device, is written to, not replaced.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            file.write(content)
+        return
     beside = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
     try:
         with beside.open("wb") as file:
@@ -95,10 +137,15 @@ def opened_safetensors(path: Path) -> Iterator[Any]:
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file by their names."""
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ModuleNotFoundError:
         raise BadFile("reading it needs the extra: pip install 'gramcert[safetensors]'") from None
-    tensors: dict[str, Tensor] = load_file(path)
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        raise BadFile(f"cannot be read as safetensors ({reason}){looks_like(_start_of(path))}") from None
     return tensors
 
 
@@ -108,6 +155,9 @@ def read_npy(path: Path) -> Tensor:
     It is mapped, so that a header which promises more than the file holds is refused before memory is taken; the
     format's own reader refuses Python objects.
     """
+    start = _start_of(path)
+    if not start.startswith(np.lib.format.MAGIC_PREFIX):
+        raise BadFile(f"expected an array of NumPy, got a truncated or other file{looks_like(start)}")
     array = np.lib.format.open_memmap(path, mode="r")
     native = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
     try:
@@ -133,7 +183,7 @@ def read_npz(path: Path, most_bytes: int = 2**32) -> dict[str, Tensor]:
                 with archive.open(part) as file:
                     found[part.filename.removesuffix(".npy")] = _npy_of_archive(file, part.file_size)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise BadFile(f"cannot be read as .npz ({error})") from None
+        raise BadFile(f"cannot be read as .npz ({error}){looks_like(_start_of(path))}") from None
     return found
 
 
@@ -173,7 +223,8 @@ def read_torch(path: Path) -> Tensor | dict[str, Tensor]:
     except Exception as error:
         # torch's own message advises to switch the protection off.
         wanted = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it asks to run {wanted[1]}, which was not done" if wanted else "it is damaged or not weights alone"
+        damaged = f"it is damaged or not weights alone{looks_like(_start_of(path))}"
+        reason = f"it asks to run {wanted[1]}, which was not done" if wanted else damaged
         if "TorchScript" in str(error):
             reason = "it is TorchScript; save the state_dict of its module, or that module as .pt2 or ONNX"
         raise BadFile(f"torch refused to load it as weights: {reason}") from error

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gramcert.auditing.findings import Profile
+from gramcert.auditing.findings import FormBlock, Profile
 from gramcert.auditing.page import to_html
 from gramcert.auditing.readable import shown_down, shown_seconds, shown_text, shown_up
 from gramcert.auditing.result import Audit
@@ -25,13 +25,14 @@ HOSTILE = "<script>alert('x')</script>[bold red]\x1b[31m\x00\u202e\ud800&quot;\"
 def audit(rows, upper, **changes):
     shape = {"reasons": (), "trivial": {"relu": 19, "flatten": 1}, "outputs": {"output": upper}, "profiles": ()}
     rest = {"model": "resnet20.pt2", "input_shape": (3, 32, 32), "tol": 1e-3, "assumptions": ASSUMPTIONS}
-    more = {"seconds": 41.87, "certificate": {}, "product": upper, "blocks": (), "forms": ""}
-    return Audit(upper, rows=tuple(rows), **(shape | rest | more | changes))
+    more = {"seconds": 41.87, "certificate": {}, "product": upper, "blocks": (), "forms": "", "lower": None}
+    origin = {"date": "2026-01-02T03:04:05Z", "version": "0.1.0", "sha256": "ab" * 32}
+    return Audit(upper, rows=tuple(rows), **(shape | rest | more | origin | changes))
 
 
 def chain(steps):
     """Rows (name, kind, geometry, upper), one after the other."""
-    total = math.prod(step[3] for step in steps)
+    total = sum(abs(math.log(step[3])) for step in steps)
     constant, rows = 1.0, []
     for index, (name, kind, geometry, upper) in enumerate(steps):
         constant *= upper
@@ -44,7 +45,7 @@ def chain(steps):
                 upper * (1 - 7e-4 / (1 + index % 5)) if linear else None,
                 upper,
                 constant,
-                math.log(upper) / math.log(total) if 0 < total < math.inf and total != 1 else None,
+                math.log(upper) / total if 0 < total < math.inf else None,
                 (0.21 + 0.37 * (index % 4)) * linear,
                 "Cholesky proof of one size" if linear else "",
             )
@@ -234,7 +235,6 @@ def test_page_has_every_row_and_reason(make):
     assert all(f"{reason}." in texts for reason in given_audit.reasons)
     assert all(profile.name in texts for profile in given_audit.profiles)
     assert all(kind in texts for kind in given_audit.trivial)
-    assert "gramcert verify certificate.json MODEL" in texts
 
 
 @pytest.mark.parametrize("make", [resnet, tiny, large])
@@ -253,9 +253,73 @@ def test_page_never_shows_less_than_the_constant(make):
 
 def test_verdicts():
     assert "unbounded" in Page(to_html(attention())).texts
-    assert any("No two outputs are farther apart" in text for text in Page(to_html(tiny())).texts)
+    assert any("Two outputs are never farther apart" in text for text in Page(to_html(tiny())).texts)
     assert any("taken together" in text for text in Page(to_html(resnet())).texts)
     assert any("No reason was recorded" in text for text in Page(to_html(replace(attention(), reasons=()))).texts)
+
+
+def test_the_command_to_verify_is_shown_only_where_there_is_one():
+    command = "gramcert verify 'a b.json' m.onnx --fix 'x=<1>'"
+    assert command in Page(to_html(resnet(), command)).texts
+    assert "gramcert verify" not in to_html(resnet())
+    assert f"To check the certificate: {command}" in printed(audit_table(resnet(), verify=command), 120)
+    assert "gramcert verify" not in printed(audit_table(resnet()), 120)
+
+
+def test_the_lower_bound_stands_beside_the_constant():
+    found = audit([], 3.0, lower=2.0)
+    sentence = "At least 2: two inputs were found whose outputs are so many times as far apart, "
+    assert any(sentence + "so 3 is at most 1.51 times too large." in text for text in Page(to_html(found)).texts)
+    assert sentence in printed(audit_table(found), 120)
+    assert "At least" not in to_html(audit([], 3.0)) + printed(audit_table(audit([], 3.0)), 120)
+
+
+def test_where_it_comes_from_is_said():
+    for found, digest in (
+        (resnet(), "ab" * 32),
+        (audit([], 2.0, sha256=None, certificate={"weights": "cd" * 32}), "cd" * 32),
+    ):
+        output, texts = printed(audit_table(found), 120), Page(to_html(found)).texts
+        for word in ("gramcert 0.1.0", digest):
+            assert any(word in text for text in texts)
+            assert word in output
+        assert "2026-01-02 03:04:05 UTC" in output
+        assert {"2026-01-02 "} <= set(texts)
+        assert ("no file" in output) == (found.sha256 is None)
+        assert any("Not from a file" in text for text in texts) == (found.sha256 is None)
+
+
+@pytest.mark.parametrize(
+    ("upper", "name", "style"),
+    [
+        (0.5, "good", "32"),
+        (1 + 1e-7, "good", "32"),
+        (7.0, "moderate", ""),
+        (2e10, "large", "33"),
+        (math.inf, "unbounded", "31"),
+    ],
+)
+def test_only_small_constants_are_green(upper, name, style):
+    found = audit([], upper, reasons=("a: b",) if math.isinf(upper) else ())
+    assert ("class", name) in Page(to_html(found)).attributes
+    console = Console(width=100, color_system="standard", force_terminal=True, _environ={})
+    with console.capture() as capture:
+        console.print(audit_table(found))
+    (line,) = (line for line in capture.get().splitlines() if "resnet20.pt2" in line)
+    colours = set(re.findall(r"\x1b\[(?:1;)?(3\d)m", line))
+    assert colours == ({style} if style else set())
+    assert ("rules out little" in capture.get()) == (name == "large")
+
+
+@pytest.mark.parametrize("width", [40, 50, 60])
+def test_names_of_layers_are_kept_in_narrow_terminals(width):
+    found = replace(resnet(), blocks=(FormBlock("layer1.0.conv1", 12.0, 3.0, "16 frequencies"),), upper=1e6)
+    output = printed(audit_table(found), width)
+    assert max(map(len, output.splitlines())) <= width
+    for row in found.rows:
+        assert row.name.split(" + ")[0] in output
+        assert shown_up(row.upper) in output
+    assert re.search(r"^layer1\.0\.conv1 .*\b3 ", output, re.MULTILINE)
 
 
 def test_page_of_an_identity():

@@ -1,8 +1,14 @@
+import datetime
+import hashlib
+import html
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,3 +181,108 @@ def test_an_interrupted_search_goes_on_from_the_cache(run, model, tmp_path):
     gone_on = json.loads(run(*asked, "0").stdout)
     assert gone_on["upper"] < closed["upper"] < closed["product"]
     assert gone_on["product"] == closed["product"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "said"), [("1e9", 0, "within the limit of 1e+09"), ("0.001", 3, "NOT within")]
+)
+def test_a_limit_has_an_exit_code_of_its_own(run, model, limit, code, said):
+    quick = ("--search-seconds", "0", "--lower-steps", "0", "--fail-above", limit)
+    result = run("audit", model, *quick)
+    assert result.exit_code == code, result.output
+    assert said in result.stdout
+    assert ("NOT" in result.stdout) == (code == 3)
+    again = run("audit", model, *quick, "--json")
+    assert again.exit_code == code
+    assert json.loads(again.stdout)["upper"] > 0
+
+
+def test_a_limit_that_the_constant_has_is_kept(run, model):
+    quick = ("--search-seconds", "0", "--lower-steps", "0")
+    upper = json.loads(run("audit", model, *quick, "--json").stdout)["upper"]
+    assert run("audit", model, *quick, "--fail-above", repr(upper)).exit_code == 0
+    assert run("audit", model, *quick, "--fail-above", repr(math.nextafter(upper, 0))).exit_code == 3
+
+
+def test_what_is_unbounded_is_above_every_limit(run, tmp_path):
+    path = tmp_path / "hard.pt2"
+    torch.export.save(torch.export.export(nn.Hardshrink(), (torch.zeros(1, 3),)), path)
+    assert run("audit", path).exit_code == 1
+    result = run("audit", path, "--fail-above", "1e300")
+    assert result.exit_code == 3
+    assert "NOT within the limit of 1e+300" in result.stdout
+
+
+@pytest.mark.parametrize("limit", ["-1", "nan", "inf"])
+def test_no_such_limit(refused, model, limit):
+    assert "expected a finite number that is not negative" in refused("audit", model, "--fail-above", limit)
+
+
+def test_the_lower_bound_the_digest_and_the_date_are_in_the_json(run, model):
+    content = json.loads(run("audit", model, "--search-seconds", "0", "--json").stdout)
+    assert 0.1 * content["upper"] < content["lower"] <= content["upper"]
+    assert content["sha256"] == hashlib.sha256(model.read_bytes()).hexdigest()
+    assert content["version"] == gramcert.__version__
+    written = datetime.datetime.fromisoformat(content["date"])
+    assert abs(datetime.datetime.now(datetime.UTC) - written) < datetime.timedelta(hours=1)
+    without = json.loads(run("audit", model, "--search-seconds", "0", "--lower-steps", "0", "--json").stdout)
+    assert without["lower"] is None
+
+
+def test_a_folder_has_the_digest_of_its_weights(run, folder):
+    content = json.loads(run("audit", folder, "--search-seconds", "0", "--lower-steps", "0", "--json").stdout)
+    assert content["sha256"] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def shown_command(result, page):
+    """The words of the command to verify, the same in the terminal and on the page."""
+    flat = " ".join(result.stdout.split())
+    if "To check" not in flat:
+        assert "gramcert verify" not in result.stdout + page.read_text()
+        return None
+    command = html.unescape(re.search("<code>(.*)</code>", page.read_text())[1])
+    assert "".join(command.split()) in "".join(result.stdout.split())
+    first, *words = shlex.split(command)
+    assert first == "gramcert"
+    return words
+
+
+def test_the_command_to_verify_works_as_it_is_printed(run, model, tmp_path):
+    spaced = model.rename(tmp_path / "it's a model.pt2")
+    page, certificate = tmp_path / "report.html", tmp_path / "my certificate.json"
+    quick = ("--search-seconds", "0", "--lower-steps", "0", "--html", page)
+    assert shown_command(run("audit", spaced, *quick), page) is None
+    words = shown_command(run("audit", spaced, *quick, "--certificate", certificate), page)
+    assert words[:3] == ["verify", str(certificate), str(spaced)]
+    assert run(*words).exit_code == 0
+    words = shown_command(run("audit", *quick, "--certificate", certificate), page)
+    assert words == ["verify", str(certificate)]
+    assert run(*words).exit_code == 0
+
+
+def test_the_command_to_verify_repeats_what_was_fixed(run, tmp_path):
+    class Scaled(nn.Module):
+        def forward(self, x, s):
+            return x * s
+
+    path, page, certificate = tmp_path / "m.pt2", tmp_path / "r.html", tmp_path / "c.json"
+    torch.export.save(torch.export.export(Scaled(), (torch.zeros(1, 3), torch.zeros(1, 1))), path)
+    words = shown_command(run("audit", path, "--fix", "s=2", "--html", page, "--certificate", certificate), page)
+    assert words[3:] == ["--fix", "s=2"]
+    assert run(*words).exit_code == 0
+
+
+def test_a_link_is_followed(run, exported, tmp_path):
+    (tmp_path / "report.html").symlink_to(tmp_path / "target.html")
+    run("audit", exported[0], "--search-seconds", "0", "--lower-steps", "0", "--html", tmp_path / "report.html")
+    assert (tmp_path / "target.html").read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / "report.html").is_symlink()
+
+
+@pytest.mark.skipif(not Path("/dev/null").is_char_device(), reason="needs a Unix system")
+def test_a_link_to_a_device_stays_one(run, exported, tmp_path):
+    link = tmp_path / "report.html"
+    link.symlink_to("/dev/null")
+    assert run("audit", exported[0], "--search-seconds", "0", "--lower-steps", "0", "--html", link).exit_code == 0
+    assert link.is_symlink()
+    assert link.is_char_device()

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gramcert.auditing.memory import argument_names
 from gramcert.auditing.program import Call, Program, Ref
+from gramcert.files import looks_like
 from gramcert.operators.graph import BadModel
 
 _T = TypeVar("_T")
@@ -133,7 +134,8 @@ def _open(stream: IO[bytes], layout: re.Pattern[str]) -> _Archive:
     size = stream.seek(0, io.SEEK_END)
     stream.seek(max(size - _END_RECORD, 0))
     if not stream.read().startswith(b"PK\5\6"):
-        raise BadModel("expected a zip archive, got a truncated or other file")
+        stream.seek(0)
+        raise BadModel(f"expected a zip archive, got a truncated or other file{looks_like(stream.read(64))}")
     archive = zipfile.ZipFile(stream)
     if len(archive.filelist) > MOST_MEMBERS:
         raise BadModel(f"expected at most {MOST_MEMBERS} members, got {len(archive.filelist)}")

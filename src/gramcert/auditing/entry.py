@@ -26,14 +26,16 @@ from gramcert.auditing.certificate import (
 from gramcert.auditing.findings import FormBlock, Profile
 from gramcert.auditing.fixing import Fix
 from gramcert.auditing.reading import Source, shape_of_example
-from gramcert.auditing.result import Audit
+from gramcert.auditing.result import Audit, now
 from gramcert.auditing.strict_json import canonical
 from gramcert.auditing.workers import measure_all
 from gramcert.networks.bound import Forms, bound_by_forms
 from gramcert.networks.search import LAST_SHARPNESS, Budget, Proposal
+from gramcert.operators.evaluation import NotEvaluatedError
 from gramcert.operators.linear import Move
 from gramcert.operators.measurement import Measured, Measurement
-from gramcert.operators.propagation import Followed, Follower, Plan, known_norms
+from gramcert.operators.pairs import lower_by_pairs
+from gramcert.operators.propagation import Followed, Follower, Measure, Plan, known_norms
 from gramcert.progress import Report, silent
 from gramcert.rounding import checked_arithmetic
 
@@ -42,6 +44,9 @@ SEARCH_FORMAT = "forms 2"
 
 # What is said where the clock ended a search.
 CUT = "the search for multipliers was cut off by search_seconds={:g}: a longer one may prove a smaller constant"
+
+# Changes whenever the search for two inputs does.
+PAIRS_FORMAT = "pairs 1"
 
 # Seconds between two states of a search that are kept.
 KEPT_EVERY = 2.0
@@ -58,6 +63,7 @@ def audit(
     output: str | None = None,
     functional: Functional | None = None,
     search_seconds: float = 60.0,
+    lower_steps: int = 100,
     jobs: int = 1,
     cache: str | Path | None = None,
     max_seconds: float | None = None,
@@ -87,6 +93,8 @@ def audit(
         search_seconds: for the search of multipliers of the forms, which ends by itself if nothing is left to gain; 0
             takes those in closed form. Whatever it finds is proved; ``notes`` says if it was cut off, and then the
             result is not kept in a cache.
+        lower_steps: of the search for two inputs whose outputs are far apart, which gives ``lower``: at most so many,
+            fewer for large models, a few seconds in all; 0 leaves it out.
         jobs: processes to measure in; a script that asks for several needs ``if __name__ == "__main__":``, as always.
         cache: folder of measurements, which makes the next audit of the same weights instant, and in which an
             interrupted search goes on; ``None`` keeps nothing.
@@ -116,6 +124,8 @@ def audit(
         raise ValueError(f"{call}(max_seconds={max_seconds!r}): expected None or a number that is not negative")
     if isinstance(search_seconds, bool) or not isinstance(search_seconds, (int, float)) or not search_seconds >= 0:
         raise ValueError(f"{call}(search_seconds={search_seconds!r}): expected a number that is not negative")
+    if isinstance(lower_steps, bool) or not isinstance(lower_steps, int) or lower_steps < 0:
+        raise ValueError(f"{call}(lower_steps={lower_steps!r}): expected an int that is not negative")
     asked = Asked.of(call, output, functional)
     if not isinstance(measure, bool):
         raise TypeError(f"{call}(measure={measure!r}): expected True or False")
@@ -127,7 +137,7 @@ def audit(
         None
         if source.weights is None or source.fix
         else hashlib.sha256(
-            repr((FORMAT, versions(), source.weights, shape, tol, measure, asked, search_seconds)).encode()
+            repr((FORMAT, versions(), source.weights, shape, tol, measure, asked, search_seconds, lower_steps)).encode()
         )
     )
     if key is not None and max_seconds is None:
@@ -154,8 +164,15 @@ def audit(
     is_cut = forms.is_cut and search_seconds > 0  # without a search nothing is cut off
     claim = FormClaim.of(forms)
     upper, outputs = best(followed, claim)
+    lower = _lower(plan, look_up, lower_steps, kept, report) if upper < math.inf else None
+    if lower is not None and lower > upper:
+        raise RuntimeError(
+            f"{call}: two inputs have outputs {lower!r} times as far apart, so that the constant {upper!r} is refuted; "
+            f"this is a bug in gramcert, please report it with the model"
+        )
     result = Audit(
         upper=upper,
+        lower=lower,
         product=followed.upper,
         reasons=tuple(dict.fromkeys(followed.reasons)),
         rows=tuple(followed.rows),
@@ -168,6 +185,9 @@ def audit(
         seconds=time.perf_counter() - start,
         blocks=_blocks(plan, followed, forms),
         forms=forms.reason,
+        date=now(),
+        version=versions()["gramcert"],
+        sha256=source.sha256,
         profiles=profiles,
         certificate=certificate(shape, asked, plan, claims, claim, unverified(source.name, tol)),
         notes=(CUT.format(search_seconds),) if is_cut else (),
@@ -207,6 +227,25 @@ def _forms(
     budget = Budget(seconds, report=report)
     with checked_arithmetic("audit"):
         return bound_by_forms(plan.graph, budget, below=followed.upper, norms=norms, start=start, keep=keep)
+
+
+def _lower(plan: Plan, measure: Measure, steps: int, cache: Cache, report: Report) -> float | None:
+    """By two inputs, kept like a measurement; nothing where the graph cannot be evaluated."""
+    if not steps:
+        return None
+    facts = canonical([node_facts(node) for node in plan.graph.nodes.values()])
+    about = f"{PAIRS_FORMAT} {steps} {facts} {list(plan.graph.outputs.values())}"
+    key = hashlib.sha256(about.encode()).hexdigest()
+    content = cache.read(key)
+    if isinstance(content, dict) and isinstance(content.get("lower"), float):
+        return float(content["lower"])
+    report("two inputs", 0, None)
+    try:
+        lower = lower_by_pairs(plan, measure, steps)
+    except NotEvaluatedError:
+        return None
+    cache.write(key, {"lower": lower})
+    return lower
 
 
 def _blocks(plan: Plan, followed: Followed, forms: Forms) -> tuple[FormBlock, ...]:

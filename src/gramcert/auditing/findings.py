@@ -40,6 +40,7 @@ class Findings:
     """The record of an audit; see :class:`gramcert.Audit` for what each part means."""
 
     upper: float
+    lower: float | None
     product: float
     reasons: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -52,6 +53,9 @@ class Findings:
     seconds: float
     blocks: tuple[FormBlock, ...]
     forms: str
+    date: str
+    version: str
+    sha256: str | None
     profiles: tuple[Profile, ...] = dataclasses.field(repr=False)
     certificate: dict[str, Any] = dataclasses.field(repr=False)
     notes: tuple[str, ...] = ()

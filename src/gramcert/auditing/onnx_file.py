@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gramcert.auditing.readable import shown_text
+from gramcert.files import looks_like
 from gramcert.operators.graph import BadModel
 
 # Versions of the operators whose meaning is known: before 7 they broadcast in another way.
@@ -141,7 +142,7 @@ def _parsed(path: Path) -> Any:
     try:
         model.ParseFromString(content)
     except Exception:  # a type of the protobuf package, which has changed its name
-        raise BadModel("expected an ONNX model, got a truncated or other file") from None
+        raise BadModel(f"expected an ONNX model, got a truncated or other file{looks_like(content[:64])}") from None
     if not model.HasField("graph"):
         raise BadModel("expected an ONNX model, got one without a graph")
     return model

@@ -2,11 +2,13 @@
 
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from string import Template
 
 from gramcert.auditing.findings import Findings, Profile
+from gramcert.auditing.meaning import from_below, meaning, tone
 from gramcert.auditing.readable import powers_of_ten, shown_down, shown_seconds, shown_share, shown_text, shown_up
 from gramcert.operators.propagation import Row
 
@@ -19,15 +21,16 @@ MOST_POINTS = 80
 NONE, NO_METHOD = '<td class="number soft none">–</td>', '<td class="method none"></td>'
 
 
-def to_html(audit: Findings) -> str:
+def to_html(audit: Findings, verify: str = "") -> str:
     """A page that needs no other file, the same for the same audit.
 
-    Upper bounds are rounded up and lower bounds down; all that comes from the model is escaped.
+    Upper bounds are rounded up and lower bounds down; all that comes from the model is escaped. ``verify`` is the
+    command that checks the certificate, if one was written.
     """
     template = Template(files("gramcert.auditing").joinpath("page.html").read_text("utf-8"))
     return template.substitute(
         title=f"{_text(audit.model)}: Lipschitz constant",
-        tone="bounded" if math.isfinite(audit.upper) else "unbounded",
+        tone=tone(audit.upper),
         verdict=_verdict(audit),
         facts=_facts(audit),
         outputs=_outputs(audit),
@@ -36,6 +39,7 @@ def to_html(audit: Findings) -> str:
         profiles=_profiles(audit),
         trivial=_trivial(audit),
         assumptions=_assumptions(audit),
+        check=_check(verify),
     )
 
 
@@ -82,19 +86,23 @@ def _verdict(audit: Findings) -> str:
             + _list("reasons", map(_sentence, audit.reasons or ("No reason was recorded",)))
         )
     constant = _upper(audit.upper)
-    meaning = (
-        "No two outputs are farther apart than the inputs that they come from"
-        if audit.upper <= 1
-        else f"However an input is changed, the output changes by at most {constant} times as much"
-    )
     together = ", all outputs taken together" if len(audit.outputs) > 1 else ""
+    below = ""
+    if audit.lower is not None:
+        below = f'\n<p class="below">{_numbers(from_below(audit.lower, audit.upper))}</p>'
     return (
         f"<h1><small>Certified Lipschitz constant of {model}</small> "
         f"<strong>{_data(audit.upper, constant)}</strong></h1>\n"
-        f"<p>{meaning}: for all inputs <var>x</var> and <var>y</var>, in the l2 norm{together},</p>\n"
-        f'<p class="formula">{claim.format(constant)}</p>'
+        f'<p class="formula">{claim.format(constant)}</p>\n'
+        f"<p>for all inputs <var>x</var> and <var>y</var>, in the l2 norm{together}. "
+        f"{_numbers(meaning(audit.upper))}</p>{below}"
         + "".join(f"\n<p>Note: {_sentence(note)}</p>" for note in audit.notes)
     )
+
+
+def _numbers(text: str) -> str:
+    """A sentence of ours, its powers of ten as mathematicians write them."""
+    return re.sub(r"[\d.]+e[+-]?\d+", lambda found: _number(found[0]), text)
 
 
 def _facts(audit: Findings) -> str:
@@ -106,10 +114,22 @@ def _facts(audit: Findings) -> str:
         "Guarantee": ("l2 norm", "all inputs; rounding of the proof included"),
         "Measured": (measured, f"widest relative width {_upper(max(widths), 2)}" if widths else nothing),
         "Tolerance": (_number(f"{audit.tol:g}"), "relative width asked of each"),
-        "Time": (shown_seconds(audit.seconds), "for the whole audit"),
+        "Audited": (audit.date.partition("T")[0], f"{_clock(audit.date)}, in {shown_seconds(audit.seconds)}"),
+        "By": (f"gramcert {_text(audit.version)}", "version of the program"),
     }
     cells = (f"<div><dt>{name}</dt><dd>{what} <small>{more}</small></dd></div>" for name, (what, more) in facts.items())
-    return f'<dl class="facts">{"".join(cells)}</dl>'
+    return f'<dl class="facts">{"".join(cells)}{_digest(audit)}</dl>'
+
+
+def _clock(date: str) -> str:
+    return date.partition("T")[2].replace("Z", " UTC")
+
+
+def _digest(audit: Findings) -> str:
+    """By which the model is known again."""
+    weights = str(audit.certificate.get("weights", ""))
+    what, digest = ("SHA-256 of the file", audit.sha256) if audit.sha256 else ("Not from a file; its weights", weights)
+    return f'<div class="digest"><dt>{what}</dt><dd class="name">{_text(digest)}</dd></div>' if digest else ""
 
 
 def _outputs(audit: Findings) -> str:
@@ -128,13 +148,12 @@ def _plots(audit: Findings) -> str:
     of_norms = "product of norms" if audit.blocks else "constant"
     figure, intro = _running_plot(audit.rows), f"How the {of_norms} grows on its way."
     if any(map(_has_share, audit.rows)):
-        figure += f"<p>Share of each step in the logarithm of the {of_norms}</p>{_share_plot(audit.rows)}"
+        figure += f"<p>Share of each step in the stretching and shrinking</p>{_share_plot(audit.rows)}"
         top = max(filter(_has_share, audit.rows), key=lambda row: abs(row.share or 0.0))
-        total = "100\u202f%" if audit.product > 1 else f"−100\u202f%, as the {of_norms} is below 1"
         intro = (
-            f"The largest share of the logarithm of the {of_norms}, {shown_share(top.share or 0.0)}, is that of "
-            f'<span class="name">{_text(top.name)}</span>. The shares add up to {total}; a negative one makes the '
-            f"{of_norms} smaller."
+            f"The largest share of all stretching and shrinking, {shown_share(top.share or 0.0)}, is that of "
+            f'<span class="name">{_text(top.name)}</span>. Shares are of the logarithms and add up to 100\u202f% '
+            f"without their signs; a negative one makes the {of_norms} smaller."
         )
     return _section(
         "From the input to the output",
@@ -240,7 +259,7 @@ def _share_plot(rows: Sequence[Row]) -> str:
         )
         parts.append(_step(f"{index}. {_text(row.name)}: {about}", column * index, column, bar))
     parts.append(_grid_line(scale * high, "0", "base"))
-    return _plot("shares", f"Share of the logarithm of the constant for each of {len(rows)} steps", parts)
+    return _plot("shares", f"Share of the stretching and shrinking for each of {len(rows)} steps", parts)
 
 
 def _plot(kind: str, label: str, parts: Iterable[str]) -> str:
@@ -283,7 +302,7 @@ def _table(audit: Findings) -> str:
     if not audit.rows:
         return ""
     longest = max((abs(row.share or 0.0) for row in audit.rows if _has_share(row)), default=0.0)
-    shares = ("share of log",) if longest else ()
+    shares = ("share",) if longest else ()
     words = ("lower bound", "upper bound", "relative width", *shares, "constant so far", "time")
     head = '<th scope="col" class="index">#</th><th scope="col">layer</th><th scope="col">geometry</th>'
     head += "".join(f'<th scope="col" class="number">{word}</th>' for word in words) + '<th scope="col">method</th>'
@@ -340,11 +359,7 @@ def _row(index: int, row: Row, tol: float, longest: float) -> str:
         NONE if row.lower is None else _cell("lower bound", _data(row.lower, _number(shown_down(row.lower)))),
         _cell("upper bound", _data(row.upper, _upper(row.upper)), "" if bounded else " warn"),
         NONE if width is None else _cell("relative width", _upper(width, 2), " warn" if width > tol else ""),
-        *(
-            [_cell("share of log", _share_bar(row.share or 0.0, longest)) if _has_share(row) else NONE]
-            if longest
-            else []
-        ),
+        *([_cell("share", _share_bar(row.share or 0.0, longest)) if _has_share(row) else NONE] if longest else []),
         _cell("constant so far", _data(row.constant, _upper(row.constant))),
         _cell("time", time, " soft") if time else NONE,
         f'<td class="method" data-label="method">{_text(row.method)}</td>' if row.method else NO_METHOD,
@@ -424,3 +439,15 @@ def _assumptions(audit: Findings) -> str:
         return ""
     body = _list("card plain", map(_sentence, audit.assumptions))
     return _section("Assumptions", "What the guarantee rests on, besides the program itself.", body, "short")
+
+
+def _check(command: str) -> str:
+    """Only where it works as it is printed."""
+    if not command:
+        return ""
+    return _section(
+        "Check it yourself",
+        "The certificate that was written with this report is checked against the model, by other proofs, by:",
+        f'<pre class="card"><code>{html.escape(command)}</code></pre>',
+        "short",
+    )

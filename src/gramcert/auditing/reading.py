@@ -40,6 +40,7 @@ class Source:
         module: in memory, or built from weights.
         path: of a file.
         exported: a program of torch.export in memory.
+        file: of a network that was read from another one than ``path``.
         weights: of a network built from a file of weights, what it was built from, to the last bit.
         shape: of one example, where the source is a network that knows it.
         fix: what its other inputs are fixed to.
@@ -49,6 +50,7 @@ class Source:
     module: nn.Module | None = None
     path: Path | None = None
     exported: torch.export.ExportedProgram | None = None
+    file: Path | None = None
     weights: str | None = None
     shape: Shape | None = None
     fix: dict[str, Value] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class Source:
             raise TypeError(f"{call}(model): expected a torch.nn.Module or a file, got {type(model).__name__}")
         path = Path(model)
         if path.is_dir() and (trained := _trained(path)):
-            return cls(path.name, module=trained.model, shape=trained.shape)
+            return cls(path.name, module=trained.model, file=path / "model.safetensors", shape=trained.shape)
         _require_file(path)
         if path.suffix.lower() in WEIGHTS:
             built_from = repr((file_digest(path), path.name, architecture, prefix))
@@ -94,6 +96,18 @@ class Source:
         if architecture is not None or prefix is not None:
             raise ValueError(f"{path.name}: --architecture and --prefix are for files of weights only")
         return cls(path.name, path=path)
+
+    @property
+    def sha256(self) -> str | None:
+        """Of the file that it was read from."""
+        file = self.file or self.path
+        return None if file is None else file_digest(file)
+
+    def read(self) -> None:
+        """Raise what is wrong with a file that cannot be read, whatever is asked of it."""
+        if self.module is None:
+            with self._named():
+                self._content  # noqa: B018 - kept
 
     def graph(self, call: str, input_shape: Shape, argument: str = "input_shape") -> Graph:
         """The internal graph for inputs of one shape, without the batch; ``argument`` is where the caller said it."""
@@ -159,13 +173,20 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def require_model(path: Path) -> None:
+    """Raise what is wrong with a file that cannot be a model; weights are read when their architecture is known."""
+    _require_file(path)
+    if path.suffix.lower() not in WEIGHTS:
+        Source(path.name, path=path).read()
+
+
 def _require_file(path: Path) -> None:
     if path.is_dir():
         raise BadModel(f"{path}: expected a file, or a folder that `gramcert train` has finished; got another folder")
-    if path.suffix.lower() not in ENDINGS:
-        raise BadModel(f"{path}: expected a file ending in {', '.join(ENDINGS)}, got {path.suffix or 'no ending'!r}")
     if not path.exists():
         raise BadModel(f"{path}: no such file")
+    if path.suffix.lower() not in ENDINGS:
+        raise BadModel(f"{path}: expected a file ending in {', '.join(ENDINGS)}, got {path.suffix or 'no ending'!r}")
     if not path.is_file():
         raise BadModel(f"{path}: not a regular file")
     if path.stat().st_size == 0:

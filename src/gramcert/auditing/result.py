@@ -1,6 +1,7 @@
 """``Audit``: what was found, and its forms for people and programs."""
 
 import dataclasses
+import datetime
 import json
 import math
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ class Audit(Findings):
 
     Attributes:
         upper: the best certified constant from the input to all outputs together; ``inf`` if unbounded.
+        lower: certified lower bound of every such constant, by the difference quotient of two inputs; ``None`` where it
+            was not asked for, or the model cannot be evaluated here.
         product: certified constant by norms, multiplied and added along the graph; ``upper`` is below it where forms
             gain something.
         reasons: why it is unbounded, each with the name of a node; empty if it is bounded.
@@ -30,6 +33,9 @@ class Audit(Findings):
         seconds: of the whole audit.
         blocks: where forms gained, from the input to the output; empty if they did not.
         forms: why forms did not gain; empty if they did.
+        date: of the audit, in ISO 8601, UTC.
+        version: of gramcert.
+        sha256: digest of the file, but not of external data beside it; ``None`` for what is in memory.
         profiles: spectra for the report.
         certificate: see :mod:`gramcert.auditing.certificate`.
         notes: what else a reader should know, such as that a search was cut off.
@@ -63,11 +69,17 @@ class Audit(Findings):
         profiles = tuple(Profile(profile["name"], tuple(profile["values"])) for profile in content["profiles"])
         blocks = tuple(FormBlock(**block) for block in content["blocks"])
         listed = {name: tuple(content[name]) for name in ("reasons", "input_shape", "assumptions", "notes")}
-        return cls(**content | listed | {"rows": rows, "profiles": profiles, "blocks": blocks, "seconds": seconds})
+        new = {"rows": rows, "profiles": profiles, "blocks": blocks, "seconds": seconds, "date": now()}
+        return cls(**content | listed | new)
 
-    def to_html(self) -> str:
-        """One self-contained page for people."""
-        return to_html(self)
+    def to_html(self, verify: str = "") -> str:
+        """One self-contained page for people; ``verify`` is the command that checks the certificate, if any."""
+        return to_html(self, verify)
+
+
+def now() -> str:
+    """For ``date``."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _finite(value: Any) -> Any:

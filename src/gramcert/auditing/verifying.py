@@ -94,6 +94,7 @@ def verify(
     start = time.perf_counter()
     if not isinstance(certificate, dict) and is_about_radii(certificate):
         source = Source.of("verify", model, architecture, prefix, fix)
+        source.read()
         return verify_radii(Path(certificate), source, report)
     content = certificate if isinstance(certificate, dict) else read_certificate(Path(certificate))
     try:
@@ -102,9 +103,10 @@ def verify(
     except (ValueError, TypeError, RecursionError) as error:
         return _refused(str(error), (), start)
     source = Source.of("verify", model, architecture, prefix, fix)
+    source.read()
     try:
         graph = written.asked.of_graph("verify", source.graph("verify", written.input_shape)).needed()
-    except ValueError as error:  # it cannot be read, or takes inputs of another shape
+    except ValueError as error:  # it takes inputs of another shape, or several
         return _refused(f"model: {error}", written.input_shape, start)
     plan = Plan.of(graph)
     plan.is_measured = not (plan.is_unbounded and not written.claims)

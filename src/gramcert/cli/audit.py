@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -16,7 +17,7 @@ from gramcert.auditing.cache import VARIABLE, default_folder
 from gramcert.auditing.entry import audit as run
 from gramcert.auditing.fixing import Value
 from gramcert.cli.audit_table import audit_table
-from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
+from gramcert.cli.errors import ABOVE_LIMIT, NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.options import parse_sizes
 from gramcert.cli.progress import counting_bar
 from gramcert.files import read_npy, write_atomically
@@ -73,6 +74,17 @@ def audit(
     search_seconds: Annotated[
         float, typer.Option(help="For the search of multipliers of the whole network; 0: closed form.")
     ] = 60.0,
+    lower_steps: Annotated[
+        int, typer.Option(help="Of the search for two inputs that bound the constant from below; 0: none.")
+    ] = 100,
+    fail_above: Annotated[
+        float | None,
+        typer.Option(
+            metavar="L",
+            help="Exit code 3 if the proved constant is above this, or unbounded: for CI.",
+            show_default=False,
+        ),
+    ] = None,
     certificate: Annotated[
         Path | None, typer.Option(help="Write what `gramcert verify` checks.", show_default=False)
     ] = None,
@@ -90,10 +102,13 @@ def audit(
 ) -> None:
     """The certified l2 Lipschitz constant of a whole model, rounding included, and where it comes from.
 
-    Exit code 1 if the constant is unbounded. Measurements are kept, so that an interrupted audit goes on where it was.
+    Exit code 1 if the constant is unbounded, 3 if it is above --fail-above. Measurements are kept, so that an
+    interrupted audit goes on where it was.
     """
     with one_line_errors(), resumable(), chosen(model) as path:
         shape = None if input_shape is None else parse_shape(input_shape)
+        if fail_above is not None and not 0 <= fail_above < math.inf:
+            raise BadInput(f"--fail-above {fail_above}: expected a finite number that is not negative")
         for option, target, other in (("--certificate", certificate, html), ("--html", html, None)):
             require_writable(option, target, path, other)
         folder = None if no_cache else cache or default_folder()
@@ -110,22 +125,52 @@ def audit(
                 output=output,
                 functional=None if functional is None else parse_functional(functional),
                 search_seconds=search_seconds,
+                lower_steps=lower_steps,
                 jobs=jobs,
                 cache=folder,
                 max_seconds=max_seconds,
                 measure=measure,
                 report=bar,
             )
-        if certificate is not None:
-            write_atomically(certificate, (json.dumps(result.certificate, indent=1) + "\n").encode())
-        if html is not None:
-            write_atomically(html, result.to_html().encode())
+    problems, command = [], ""
+    if certificate is not None:
+        problems += _written("--certificate", certificate, json.dumps(result.certificate, indent=1) + "\n")
+        if not problems and certificate.is_file():
+            command = _verify_command(certificate, model, architecture, prefix, fix or [])
+    if html is not None:
+        problems += _written("--html", html, result.to_html(command))
     if as_json:
         typer.echo(result.to_json())
     else:
-        Console().print(audit_table(result))
+        Console().print(audit_table(result, verify=command, limit=fail_above))
+    with one_line_errors():  # after the result, which must not be lost with a file
+        if problems:
+            raise BadInput("; ".join(problems))
+    if fail_above is not None and not result.upper <= fail_above:
+        raise typer.Exit(ABOVE_LIMIT)
     if math.isinf(result.upper):
         raise typer.Exit(NEGATIVE_ANSWER)
+
+
+def _written(option: str, path: Path, content: str) -> list[str]:
+    """Write a file; a link is followed, as ``/dev/stdout`` is one. What went wrong, if anything did."""
+    target = path if path.exists() and not path.is_file() else path.resolve()  # a pipe has no other name
+    try:
+        write_atomically(target, content.encode())
+    except OSError as error:
+        return [f"{option} {path}: cannot be written ({error.strerror})"]
+    return []
+
+
+def _verify_command(
+    certificate: Path, model: Path | None, architecture: str | None, prefix: str | None, fix: list[str]
+) -> str:
+    """What checks the certificate, as it can be typed in this folder; empty if a name cannot be shown as it is."""
+    words = ["gramcert", "verify", str(certificate), *([] if model is None else [str(model)])]
+    named = [("--architecture", architecture), ("--prefix", prefix), *(("--fix", text) for text in fix)]
+    words += [word for option, value in named if value is not None for word in (option, value)]
+    command = shlex.join(words)
+    return command if command.isprintable() else ""
 
 
 @contextmanager

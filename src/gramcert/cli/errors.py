@@ -1,11 +1,13 @@
 """Bad input ends in one line on stderr and exit code 2, never in a traceback."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import typer
 
-NEGATIVE_ANSWER, BAD_INPUT = 1, 2
+NEGATIVE_ANSWER, BAD_INPUT, ABOVE_LIMIT = 1, 2, 3
 
 
 class BadInput(ValueError):  # noqa: N818 - it names what the caller gave, not a failure of the program
@@ -17,7 +19,13 @@ def one_line_errors() -> Iterator[None]:
     """Turn what the library says about its arguments, and a lack of memory, into one line and exit code 2."""
     try:
         yield
-    except (ValueError, TypeError, OverflowError, MemoryError, OSError) as error:
+    except BrokenPipeError:  # the reader of our output has left
+        raise
+    except OSError as error:
+        # Without the number of the error, which says nothing to people.
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _leave(f"{where}{error.strerror}" if error.strerror else str(error))
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
         _leave(str(error) or "not enough memory")
     except RuntimeError as error:
         if "allocate memory" not in str(error):  # torch has no class of its own for it
@@ -29,8 +37,9 @@ def one_line_errors() -> Iterator[None]:
 _LONGEST = 2000
 
 
-def _leave(message: str) -> None:
+def _leave(message: str) -> NoReturn:
     line = " ".join(message[: 2 * _LONGEST].split())
     shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
-    typer.echo("error: " + (shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."), err=True)
+    # Not by typer, which writes UTF-8 where a stream says that it knows ASCII alone.
+    print("error: " + (shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."), file=sys.stderr)
     raise typer.Exit(BAD_INPUT)

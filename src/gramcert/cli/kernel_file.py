@@ -81,13 +81,13 @@ def read_kernels(path: Path, keys: Sequence[str] = (), *, every: bool = False) -
 
 def _read(path: Path, choose: Callable[[Content], list[tuple[str | None, Tensor]]]) -> list[StoredKernel]:
     """What is chosen of the content of a file."""
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise BadInput(f"{path}: expected a file ending in {', '.join(_READERS)}, got {path.suffix or 'no ending'!r}")
     if not path.exists():
         raise BadInput(f"{path}: no such file")
     if not path.is_file():
-        raise BadInput(f"{path}: not a regular file")
+        raise BadInput(f"{path}: {'a folder' if path.is_dir() else 'not a regular file'}, expected a file")
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise BadInput(f"{path}: expected a file ending in {', '.join(_READERS)}, got {path.suffix or 'no ending'!r}")
     try:
         if path.stat().st_size == 0:
             raise BadInput("the file is empty")

@@ -86,7 +86,7 @@ def norm(
         Console().print(_table(enclosure, result, str(stored), layer))
         if explain:  # the table has the rest
             _, _, rest = enclosure.explain().partition("\nby ")
-            typer.echo(f"\nby {rest}")
+            print(f"\nby {rest}")
     if not enclosure.tol_reached:
         raise typer.Exit(NEGATIVE_ANSWER)
 

@@ -10,6 +10,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from gramcert.auditing.reading import require_model
 from gramcert.cli.data import images_of
 from gramcert.cli.errors import BadInput
 from gramcert.files import BadFile, read_npz
@@ -56,8 +57,12 @@ class Subject:
     @classmethod
     def of(cls, model: Path, data: Path | None, count: int | None) -> "Subject":
         """From a model and its data; ``count`` takes the first so many inputs only."""
+        if not model.exists():
+            raise BadInput(f"{model}: no such file or folder")
+        if not model.is_dir() and not is_trained(model):
+            require_model(model)
         given = None if data is None or data.suffix.lower() != INPUTS else _read(data, count)
-        if is_trained(model) or (model.is_dir() and given is None) or not model.exists():
+        if is_trained(model) or (model.is_dir() and given is None):
             trained = Trained(model)
             beside = model if model.is_dir() else model.parent
             facts = {"configuration": json.loads(trained.configuration.to_json())}

@@ -40,9 +40,10 @@ def train(
         is_name = configuration in CONFIGURATIONS or not configuration.endswith(".json")
         base = named(configuration) if is_name else from_file(Path(configuration))
         chosen = base.with_fields(parse_changes("--set", changes or []))
-        if show:
-            typer.echo(chosen.to_json())
-            return
+    if show:
+        typer.echo(chosen.to_json())
+        return
+    with one_line_errors():
         if not checkpoint_seconds >= 0:
             raise BadInput(f"--checkpoint-seconds {checkpoint_seconds}: expected a number of at least 0")
         if out is None:

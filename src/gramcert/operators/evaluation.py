@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum
+from gramcert.operators.graph import Graph, Input, Joint, Node, Nonlinear, Sum, Unbounded
 from gramcert.operators.linear import LinearMap, Shift
 from gramcert.operators.propagation import Measure, Plan
 from gramcert.operators.rounded import Rounded, exactly
@@ -131,6 +131,8 @@ def stretch(node: Node) -> float:
 
 def _require_known(node: Node) -> None:
     operation = node.operation
+    if isinstance(operation, Unbounded):
+        raise NotEvaluatedError(f"{node.label}: {operation.reason}")
     if isinstance(operation, Shift) and operation.offset is None:
         raise NotEvaluatedError(f"{node.label}: a constant that is added was not kept")
     if isinstance(operation, Nonlinear) and operation.compute is None:

@@ -23,7 +23,7 @@ from gramcert.rounding import length_up, product_up, sum_up, up
 
 Measure = Callable[[Measurement], Measured]
 
-# Where log L is less than this, or than a tenth of the largest part of it, shares of it say nothing.
+# Where the logarithms of all steps together are less than this, all of them are 1 but for rounding.
 NO_SHARES = 1e-6
 
 # Bounds of sizes below this may be about zeros, rounded up: only a measurement tells.
@@ -41,8 +41,9 @@ class Row:
         lower: certified lower bound of the norm of a linear map; ``None`` for anything else.
         upper: certified constant of the step; ``inf`` if there is none.
         constant: certified constant from the input of the model to the output of this step.
-        share: its part of the size of log L, positive where it makes L larger; ``None`` off the path that dominates L,
-            and where L is too near to 1. The shares add up to 1, or to -1 if L < 1.
+        share: |log upper| against the sum of these of all steps on the path that dominates L, negative where the step
+            makes L smaller; ``None`` off this path, and where all of its steps are 1 but for rounding. Without their
+            signs the shares add up to 1, however near to 1 L itself is.
         seconds: time spent on it; 0 for what is known in closed form.
         method: how ``upper`` was proved.
         notes: such as why a tolerance was missed.
@@ -374,12 +375,12 @@ class Follower:
         return factors
 
     def _share(self, factors: list[tuple[int, float]], upper: float) -> None:
-        """Each row's part of |log L|, positive where it makes L larger."""
+        """Each row's part of all stretching and shrinking, positive where it makes L larger."""
         if not 0 < upper < math.inf or any(factor <= 0 for _, factor in factors):
             return
         logs = [(row, math.log(factor)) for row, factor in factors]
-        total, largest = abs(sum(log for _, log in logs)), max((abs(log) for _, log in logs), default=0.0)
-        if total <= max(NO_SHARES, largest / 10):
+        total = sum(abs(log) for _, log in logs)
+        if total <= NO_SHARES:
             return
         for row, log in logs:
             self.rows[row] = dataclasses.replace(self.rows[row], share=log / total)

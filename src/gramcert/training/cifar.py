@@ -81,6 +81,8 @@ def read_cifar(path: Path, dataset: str) -> tuple[Part, Part, tuple[str, ...]]:
 
 def _contents(path: Path, layout: _Layout) -> dict[str, bytes]:
     """The bytes of each file of the set, by name."""
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder")
     names = (*layout.train, layout.test, layout.meta)
     for folder in (path, path / layout.folder):
         if (folder / layout.test).is_file():
@@ -115,6 +117,9 @@ def _members(archive: Path, names: set[str]) -> dict[str, bytes]:
                     if stream is None:
                         raise ValueError(f"{member.name} is not a file")
                     found[member.name] = _limited(Path(member.name), stream)
+    except tarfile.ReadError as error:  # one line for each compression that it is not
+        reason, _, rest = str(error).partition("\n")
+        raise ValueError(f"{archive}: cannot be read as an archive ({'not a tar file' if rest else reason})") from None
     except Exception as error:  # the decoders of four compressions raise what they like
         raise ValueError(f"{archive}: cannot be read as an archive ({error})") from None
     if names - found.keys():

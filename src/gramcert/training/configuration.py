@@ -155,9 +155,11 @@ def from_json(text: str) -> Configuration:
 def from_file(path: Path) -> Configuration:
     """The same from a file, which errors name."""
     try:
-        return from_json(path.read_text())
+        return from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: cannot be read as JSON (it is not text)") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
