@@ -196,7 +196,7 @@ def squared(both):
 
 def test_ends_that_are_one_point_prove_nothing():
     ends, values = torch.zeros(2, 3, dtype=torch.float64), torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    assert pairs._quotient(ends, [(values, torch.zeros(2))], 0, 1) == 0
+    assert pairs._quotient(ends, [(values, torch.tensor([0.5, 0.5]))], 0, 1) == 0
     infinite = torch.tensor([[math.inf], [1.0]], dtype=torch.float64)
     apart = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     assert pairs._quotient(apart, [(infinite, torch.zeros(2))], 0, 1) == 0
