@@ -99,7 +99,7 @@ def test_bad_options(refused, folder, words, message):
 
 
 def test_missing_and_broken_networks(refused, folder, tmp_path):
-    assert "expected a folder of `gramcert train`" in refused("attack", tmp_path / "missing")
+    assert "no such file or folder" in refused("attack", tmp_path / "missing")
     (folder / "model.safetensors").write_bytes(b"nonsense")
     assert "cannot be read as safetensors" in refused("attack", folder)
 

@@ -81,9 +81,11 @@ def test_a_header_that_promises_too_much_is_refused(refused, tmp_path):
 
 def test_files_that_are_not_there(refused, tmp_path):
     assert "no such file" in refused("norm", tmp_path / "missing.npy")
+    assert "no such file" in refused("norm", tmp_path / "kernel.txt")
+    (tmp_path / "kernel.txt").write_text("1")
     assert "expected a file ending in .npy" in refused("norm", tmp_path / "kernel.txt")
     (tmp_path / "folder.npy").mkdir()
-    assert "not a regular file" in refused("norm", tmp_path / "folder.npy")
+    assert "a folder, expected a file" in refused("norm", tmp_path / "folder.npy")
 
 
 def test_one_kernel_in_a_state_dict_is_found(tmp_path):

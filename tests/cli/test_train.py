@@ -147,7 +147,7 @@ def test_unknown_configurations(refused, tmp_path):
         (b"{}", "is missing"),
         (b'{"depth": 3}', "unknown field 'depth'"),
         (b"[" * 100_000, "bad.json: Configuration: Invalid JSON"),
-        (b"\xff\xfe", "can't decode byte"),
+        (b"\xff\xfe", "it is not text"),
     ):
         (tmp_path / "bad.json").write_bytes(content)
         assert message in refused("train", tmp_path / "bad.json", *out)

@@ -1,6 +1,7 @@
 """Lower bounds of constants by two inputs: never above the truth, and near it where that is known."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -167,3 +168,35 @@ def test_it_is_kept(monkeypatch, tmp_path):
 def test_bad_steps(steps):
     with pytest.raises(ValueError, match=r"audit\(lower_steps=.*\): expected an int that is not negative"):
         gramcert.audit(nn.ReLU(), (3,), lower_steps=steps)
+
+
+def test_a_quotient_is_below_the_exact_one_whatever_its_values_are_off_by():
+    """In fractions: ends, values that are off by no more than said, and a quotient of their exact squares."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        ends, one, two = (torch.randn(2, n, generator=generator, dtype=torch.float64) for n in (5, 3, 4))
+        off = [torch.rand(2, generator=generator, dtype=torch.float64) / 10 for _ in range(2)]
+        found = pairs._quotient(ends, [(one, off[0]), (two, off[1])], 0, 1)
+        apart = [
+            math.dist(*values.tolist()) - float(distances.sum())
+            for values, distances in zip((one, two), off, strict=True)
+        ]
+        expected = math.hypot(*(max(0.0, part) for part in apart)) / math.dist(*ends.tolist())
+        assert expected * (1 - 1e-12) <= found <= expected * (1 + 1e-12)
+        exact = pairs._quotient(ends, [(one, torch.zeros(2)), (two, torch.zeros(2))], 0, 1)
+        square = squared(one) + squared(two)
+        below = Fraction(exact) ** 2 * squared(ends)
+        assert below <= square <= below * (1 + Fraction(1, 10**12))
+
+
+def squared(both):
+    """The exact square of a distance."""
+    return sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(*both.tolist(), strict=True))
+
+
+def test_ends_that_are_one_point_prove_nothing():
+    ends, values = torch.zeros(2, 3, dtype=torch.float64), torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    assert pairs._quotient(ends, [(values, torch.tensor([0.5, 0.5]))], 0, 1) == 0
+    infinite = torch.tensor([[math.inf], [1.0]], dtype=torch.float64)
+    apart = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    assert pairs._quotient(apart, [(infinite, torch.zeros(2))], 0, 1) == 0

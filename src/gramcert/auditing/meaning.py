@@ -28,7 +28,7 @@ def meaning(upper: float) -> str:
         >>> meaning(1.0)
         'Two outputs are never farther apart than their inputs.'
         >>> meaning(1e6).partition("inputs. ")[2]
-        'That rules out little: inputs at a distance of 0.001 may have outputs 1000 apart.'
+        'That rules out little: inputs at a distance of 0.001 may have outputs 1001 apart.'
     """
     if upper == 1:
         return "Two outputs are never farther apart than their inputs."

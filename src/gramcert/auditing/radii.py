@@ -152,13 +152,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise BadCertificate(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
     try:
         arrays = read_npz(path)
-    except (BadFile, OSError) as error:
-        raise BadCertificate(f"{path}: expected a certificate of radii ({str(error)[:160]})") from None
-    try:
         text = parse(bytes(arrays.pop(_TEXT).numpy().tobytes()).decode())
     except KeyError:
         raise _WrongError(f"{path}: expected a certificate of radii, got other arrays") from None
-    except (ValueError, RecursionError) as error:
+    except (BadFile, OSError, ValueError, RecursionError) as error:
         raise _WrongError(f"{path}: expected a certificate of radii ({str(error)[:120]})") from None
     if not isinstance(text, dict) or text.get("format") != FORMAT:
         raise _WrongError(f"{path}: expected the format {FORMAT!r}")

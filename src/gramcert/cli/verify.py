@@ -2,6 +2,7 @@
 
 import json
 import math
+import zipfile
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, FIX, MODEL, PREFIX, chose
 from gramcert.cli.audit_table import LONGEST_SENTENCE
 from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
 from gramcert.cli.progress import counting_bar
+from gramcert.files import looks_like
 
 NOT_CHECKED = "not checked: the name, tolerance and versions that it lists as `unverified`"
 
@@ -42,7 +44,7 @@ def verify(
     Exit code 1 if anything is wrong, with what it is.
     """
     with one_line_errors(), chosen(model) as path, counting_bar("verify") as bar:
-        content = certificate if is_about_radii(certificate) else read_certificate(certificate)
+        content = _archive(certificate) if is_about_radii(certificate) else read_certificate(certificate)
         said = content.get("unverified") if isinstance(content, dict) else None
         if model is None and not (isinstance(said, dict) and said.get("model") == EMBEDDED):
             raise BadInput(f"MODEL: expected the file that {certificate} is about")
@@ -56,6 +58,15 @@ def verify(
         console.print(_verdict(result))
     if not result.holds:
         raise typer.Exit(NEGATIVE_ANSWER)
+
+
+def _archive(certificate: Path) -> Path:
+    """A certificate of radii: a file that is no archive at all is none, and not one that does not hold."""
+    if certificate.is_file() and not zipfile.is_zipfile(certificate):
+        with certificate.open("rb") as file:
+            looks = looks_like(file.read(64))
+        raise BadInput(f"{certificate}: expected a certificate of radii, got a truncated or other file{looks}")
+    return certificate
 
 
 def _table(result: Verification) -> Table:
