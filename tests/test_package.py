@@ -28,6 +28,17 @@ def test_names_are_loaded_with_their_first_use_and_torch_with_them():
     assert "True <module 'gramcert.nn'" in run(code)
 
 
+def test_threads_may_ask_for_the_first_names_at_once():
+    names = ["nn", "audit", "train", "certify", "parametrizations", "spectral_norm", "project", "attack"]
+    code = (
+        f"import threading, gramcert; names = {names}; gate, found = threading.Barrier(len(names)), []\n"
+        "def ask(name):\n    gate.wait()\n    found.append(getattr(gramcert, name))\n"
+        "threads = [threading.Thread(target=ask, args=(name,)) for name in names]\n"
+        "[thread.start() for thread in threads]; [thread.join() for thread in threads]; print(len(found))"
+    )
+    assert run(code) == str(len(names))
+
+
 @pytest.mark.parametrize("start", [["-m", "gramcert"], ["-c", "from gramcert.cli import main; main()"]])
 def test_the_version_is_told_without_torch(start):
     said = subprocess.run(

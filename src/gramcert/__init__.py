@@ -4,6 +4,7 @@ Names are loaded, and torch with them, when they are first used: ``gramcert --ve
 """
 
 import importlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for checkers of types; a test compares it with what is loaded
@@ -77,11 +78,15 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 
+_IMPORTING = threading.Lock()
+
 
 def __getattr__(name: str) -> Any:
     """A public name, with its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with _IMPORTING:
+        import torch  # noqa: F401 - by one thread: it does not stand two that begin at different places
     home = _HOMES[name]
     found = (
         getattr(importlib.import_module(f"gramcert.{home}"), name)

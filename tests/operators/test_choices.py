@@ -108,6 +108,8 @@ NOT_THESE = {
     "softshrink to a number": lambda x: torch.where(x.abs() > 0.8, x - x.sign() * 0.8, 0.5),
     "hardshrink": lambda x: torch.where(x.abs() > 0.8, x, 0.0),
     "one is not compared": lambda x: torch.where(x != 0.8, x, 0.8),
+    # Compared in float32, which rounds the first tensor and not the second.
+    "a tensor that is rounded": lambda x: torch.where(x > torch.tensor([2**40 + 2**15]), x, float(2**40 + 2**15)),
     "half precision": lambda x: (lambda h: torch.where(h > 0.3, h, 0.3))(x.bfloat16()),
 }
 
@@ -127,6 +129,9 @@ def test_choices_that_look_like_known_functions_have_no_constant(name):
         (lambda x: (x - 0.5).relu() + (x + 0.5).clamp(max=0.25), 2.0),
         (lambda x: (x - 0.5).relu() + (x.flip(1) + 0.5).clamp(max=0), 2.0),
         (lambda x: (x - 0.5).relu() - (x + 0.5).clamp(max=0), 2.0),
+        # Limits for each entry are limits, too.
+        (lambda x: (x - 0.5).relu() + (x + 0.5).clamp(torch.zeros(4), torch.tensor(0.0)), 2.0),
+        (lambda x: (x - 0.5).clamp(torch.tensor(0.0), torch.zeros(4)) + (x + 0.5).clamp(max=0), 2.0),
     ],
 )
 def test_halves_that_do_not_fit_are_added(written, constant):

@@ -120,17 +120,22 @@ def test_large_networks_get_fewer_steps_and_pairs(monkeypatch):
     monkeypatch.setattr(pairs, "_search", counted)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     lower(model, (8,))
+    lower(model, (8,), 10**20)
+    monkeypatch.setattr(pairs, "CALL", 1)
     for work in (64 * 1000, 1):
         monkeypatch.setattr(pairs, "WORK", work)
         assert lower(model, (8,)) > 0
-    assert tried == [(100, 16), (100, 1), (3, 1)]
+    assert tried[:1] + tried[2:] == [(100, 16), (100, 1), (3, 1)]
+    assert 1000 < tried[1][0] < 4000  # each of which takes a millisecond or so
+    assert tried[1][1] == 16
 
 
 def test_inside_of_inference_mode_and_without_gradients():
     model = seeded(lambda: nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3)))
     expected = gramcert.audit(model, (5,), search_seconds=0).lower
-    with torch.no_grad():
-        assert gramcert.audit(model, (5,), search_seconds=0).lower == expected
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert gramcert.audit(model, (5,), search_seconds=0).lower == expected
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

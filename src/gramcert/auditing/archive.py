@@ -135,7 +135,9 @@ def _open(stream: IO[bytes], layout: re.Pattern[str]) -> _Archive:
     stream.seek(max(size - _END_RECORD, 0))
     if not stream.read().startswith(b"PK\5\6"):
         stream.seek(0)
-        raise BadModel(f"expected a zip archive, got a truncated or other file{looks_like(stream.read(64))}")
+        start = stream.read(64)
+        kind = "" if start.startswith(b"PK") else looks_like(start)
+        raise BadModel(f"expected a zip archive, got a truncated or other file{kind}")
     archive = zipfile.ZipFile(stream)
     if len(archive.filelist) > MOST_MEMBERS:
         raise BadModel(f"expected at most {MOST_MEMBERS} members, got {len(archive.filelist)}")

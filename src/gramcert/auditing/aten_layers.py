@@ -167,9 +167,16 @@ def _choice(t: Context, condition: Variable, first: Any, second: Any) -> Variabl
 
 
 def _limit(t: Context, value: Any, beside: Variable) -> Tensor | None:
-    """A number as it is beside a value; ``None`` in half precision, which may round it here and not there."""
-    is_known = t.type_of(beside) in (torch.float32, torch.float64)
-    return kept(t, value, beside) if is_known and number_of(value) is not None else None
+    """A number as it is beside a value; ``None`` where it may be rounded here and not there.
+
+    That is in half precision, and of tensors whose type may be promoted.
+    """
+    dtype = t.type_of(beside)
+    if dtype not in (torch.float32, torch.float64) or number_of(value) is None:
+        return None
+    if isinstance(value, Tensor) and value.item() != value.to(dtype).item():
+        return None
+    return kept(t, value, beside)
 
 
 @rule("gt", "ge", "lt", "le")

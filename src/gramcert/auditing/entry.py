@@ -52,6 +52,7 @@ PAIRS_FORMAT = "pairs 1"
 KEPT_EVERY = 2.0
 
 
+@torch.inference_mode(mode=False)  # the search for two inputs follows gradients
 def audit(
     model: nn.Module | torch.export.ExportedProgram | str | Path,
     input_shape: Sequence[int] | Tensor | None = None,

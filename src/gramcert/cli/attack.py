@@ -16,7 +16,8 @@ from gramcert.certification.attacks import ATTACKS, require_foolbox
 from gramcert.certification.attacks import attack as run
 from gramcert.cli.audit import ARCHITECTURE, PREFIX
 from gramcert.cli.certify import percent
-from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
+from gramcert.cli.codes import NEGATIVE_ANSWER
+from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.options import DATA, JOBS, RADII, RESUME, STEPS, parse_radii
 from gramcert.cli.progress import counting_bars
 from gramcert.cli.radius_plot import save_radius_plot

@@ -17,7 +17,8 @@ from gramcert.auditing.cache import VARIABLE, default_folder
 from gramcert.auditing.entry import audit as run
 from gramcert.auditing.fixing import Value
 from gramcert.cli.audit_table import audit_table
-from gramcert.cli.errors import ABOVE_LIMIT, NEGATIVE_ANSWER, BadInput, one_line_errors
+from gramcert.cli.codes import ABOVE_LIMIT, NEGATIVE_ANSWER
+from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.options import parse_sizes
 from gramcert.cli.progress import counting_bar
 from gramcert.files import read_npy, write_atomically

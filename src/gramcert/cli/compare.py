@@ -13,9 +13,10 @@ from rich.text import Text
 
 from gramcert.arguments import axis_sizes
 from gramcert.baselines.comparison import Comparison, Row, compare_methods
+from gramcert.cli.codes import NEGATIVE_ANSWER
 from gramcert.cli.compare_plot import save_plot
 from gramcert.cli.compare_table import comparison_notes, comparison_table
-from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
+from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.kernel_file import StoredKernel, embedded_kernel, read_kernel
 from gramcert.cli.options import parse_sizes
 from gramcert.cli.plots import require_plotting

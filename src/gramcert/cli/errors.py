@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-NEGATIVE_ANSWER, BAD_INPUT, ABOVE_LIMIT = 1, 2, 3
+from gramcert.cli.codes import BAD_INPUT
 
 
 class BadInput(ValueError):  # noqa: N818 - it names what the caller gave, not a failure of the program

@@ -16,7 +16,8 @@ from rich.text import Text
 
 from gramcert.certified.choose import enclose
 from gramcert.certified.work import Work
-from gramcert.cli.errors import NEGATIVE_ANSWER, one_line_errors
+from gramcert.cli.codes import NEGATIVE_ANSWER
+from gramcert.cli.errors import one_line_errors
 from gramcert.cli.geometry import (
     DILATION,
     GROUPS,

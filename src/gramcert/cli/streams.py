@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from gramcert.cli.errors import BAD_INPUT
+from gramcert.cli.codes import BAD_INPUT
 
 # What our texts use beyond ASCII, in letters that every terminal has.
 _PLAIN = {

@@ -19,7 +19,8 @@ from gramcert.auditing.verifying import read_certificate
 from gramcert.auditing.verifying import verify as run
 from gramcert.cli.audit import ARCHITECTURE, EMBEDDED, FIX, MODEL, PREFIX, chosen, parse_fix
 from gramcert.cli.audit_table import LONGEST_SENTENCE
-from gramcert.cli.errors import NEGATIVE_ANSWER, BadInput, one_line_errors
+from gramcert.cli.codes import NEGATIVE_ANSWER
+from gramcert.cli.errors import BadInput, one_line_errors
 from gramcert.cli.progress import counting_bar
 from gramcert.files import looks_like
 

@@ -30,8 +30,9 @@ from gramcert.rounding import (
     sum_up,
 )
 
-# Products in one search, one to three seconds; one evaluation with its gradient counts as three.
-WORK, GRADIENT = 2**32, 3
+# Products in one search, one to three seconds; one evaluation with its gradient counts as three. Each node is worth
+# so many in any case, for all pairs together.
+WORK, GRADIENT, CALL = 2**32, 3, 2**18
 
 # Pairs that are moved at once, and steps of each in the largest networks.
 MOST_PAIRS, LEAST_STEPS = 16, 3
@@ -65,7 +66,8 @@ def lower_by_pairs(plan: Plan, measure: Measure, steps: int, *, seed: int = 0) -
     if not outputs or not inputs:
         return 0.0
     affordable = WORK // max(1, _work(graph))
-    steps = max(LEAST_STEPS, min(steps, affordable // (2 * GRADIENT)))
+    calls = WORK // (GRADIENT * CALL * len(graph.nodes))
+    steps = max(LEAST_STEPS, min(steps, affordable // (2 * GRADIENT), calls))
     count = max(1, min(MOST_PAIRS, affordable // (2 * GRADIENT * steps)))
     centres, ways = _search(graph, outputs, inputs[0].shape, steps, count, seed)
     ends = torch.cat([centres + ways, centres - ways])

@@ -245,13 +245,16 @@ def clamped(b: Builder, x: Variable, limits: dict[str, Tensor], types: Iterable[
     # Patterns ask for numbers that are known to the last bit, as they are not in half precision.
     like = min(types, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float64)
     is_known = torch.finfo(like).bits >= 32
-    numbers = {name: float(limit.to(like)) for name, limit in wide.items() if limit.numel() == 1 and is_known}
+    # What is not one such number is no number at all, lest it be taken for a limit that is missing.
+    numbers = {
+        name: float(limit.to(like)) if limit.numel() == 1 and is_known else math.nan for name, limit in wide.items()
+    }
 
     def compute(x: Tensor) -> Rounded:
         return elementwise.evaluated(x, torch.clamp(x, **wide), 0.0, off) if wide else exactly(x)
 
     spread = b.spread(x, *(tuple(limit.shape) for limit in wide.values()))
-    is_plain = len(numbers) == len(wide) and not off
+    is_plain = not off and not any(map(math.isnan, numbers.values()))
     local = elementwise.bent_clamp(**numbers) if is_plain else None
     return activation(b, spread, "clamp", compute, local, **numbers)
 
