@@ -452,7 +452,7 @@ def with_nan(model):
             r"certify\(model\): 1: linear: its bias has entries that are not finite",
         ),
         (3, [(X, Y)], TypeError, r"certify\(model\): expected a torch.nn.Module or a file, got int"),
-        ("network", [(X, Y)], ValueError, r"network: expected a file ending in .onnx"),
+        ("network", [(X, Y)], ValueError, r"network: no such file"),
     ],
 )
 def test_bad_input(model, batches, error, message):
