@@ -31,16 +31,17 @@ def threads(request):
 
 @pytest.fixture(autouse=True)
 def brief_searches(request, monkeypatch):
-    """Few tests are about how far the search for multipliers goes: they ask for `whole_searches`."""
+    """Few tests are about how far searches for multipliers, or for two inputs, go: they ask for `whole_searches`."""
     if "whole_searches" not in request.fixturenames:
         monkeypatch.setattr("gramcert.networks.search.LAST_SHARPNESS", 8.0)
         monkeypatch.setattr("gramcert.networks.search.MOST_STEPS", 2)
         monkeypatch.setattr("gramcert.networks.search.CLOSED_FORMS", ((0.25, 0.75),))
+        monkeypatch.setattr("gramcert.operators.pairs.WORK", 1)
 
 
 @pytest.fixture
 def whole_searches():
-    """Searches for multipliers as users have them."""
+    """Searches as users have them."""
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from gramcert.operators.network import Network
 from gramcert.operators.pairs import lower_by_pairs
 from tiny_onnx import Tiny
 
+pytestmark = pytest.mark.usefixtures("whole_searches")
+
 
 def network(model, shape):
     return Network("test", Source.of("test", model.eval()).graph("test", shape))
