@@ -78,21 +78,19 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 
-_IMPORTING = threading.Lock()
+# One thread at a time: torch does not stand two that begin at different places, and neither do circles of module locks.
+# The same thread may come again, from inside of an import.
+_IMPORTING = threading.RLock()
 
 
 def __getattr__(name: str) -> Any:
     """A public name, with its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _IMPORTING:
-        import torch  # noqa: F401 - by one thread: it does not stand two that begin at different places
     home = _HOMES[name]
-    found = (
-        getattr(importlib.import_module(f"gramcert.{home}"), name)
-        if home
-        else importlib.import_module(f"gramcert.{name}")
-    )
+    with _IMPORTING:
+        module = importlib.import_module(f"gramcert.{home or name}")
+    found = getattr(module, name) if home else module
     globals()[name] = found  # so that it is asked for once
     return found
 
