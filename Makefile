@@ -53,6 +53,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/zero_padding.py
 	$(BIN)/python benchmarks/resnet18.py
 	$(BIN)/python benchmarks/real_sizes.py
+	$(BIN)/python benchmarks/real_layers.py
 	$(BIN)/python benchmarks/rescaling.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/projection.py

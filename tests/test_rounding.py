@@ -197,3 +197,42 @@ def test_bounds_of_smallest_values():
     assert Fraction(rounding.reciprocal_up(3.0)) > Fraction(1, 3)
     assert rounding.product_down(1.0, 0.3) == 0.3
     assert Fraction(rounding.product_down(0.1, 0.3)) < Fraction(0.1) * Fraction(0.3)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10**6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_of_squares_in_pieces(piece, dtype, monkeypatch):
+    monkeypatch.setattr(rounding, "_PIECE", piece)
+    kernel = torch.randn(5, 4, 3, dtype=dtype, generator=torch.Generator().manual_seed(0)).transpose(0, 1)
+    exact = sum(Fraction(entry) ** 2 for entry in kernel.flatten().tolist())
+    for exponent in (0, -100, 300):
+        square = exact * Fraction(4) ** exponent
+        found = Fraction(rounding.frobenius_up(kernel, exponent)) ** 2
+        assert square <= found <= square * Fraction(1 + 500 * EPS)
+
+
+@pytest.mark.parametrize("piece", [1, 10**6])
+@pytest.mark.parametrize("small", [5e-324, 2.0**-1022, 2.0**-500])
+@pytest.mark.parametrize("exponent", [-1024, -600, -1, 0, 1, 1074])
+def test_scaling_pieces_loses_what_scaling_all_does(exponent, small, piece, monkeypatch):
+    monkeypatch.setattr(rounding, "_PIECE", piece)
+    weights = torch.tensor([[small, 0.5], [3 * small, 0.0]], dtype=torch.float64) / 2.0 ** max(0, exponent // 2)
+    before, lost = weights.clone(), rounding.lost_by_scaling(weights.T, exponent)
+    scaled = rounding.lift_by(weights.T, exponent).T
+    assert torch.equal(weights, before)
+    differences = [
+        abs(Fraction(after) - Fraction(entry) * Fraction(2) ** exponent)
+        for after, entry in zip(scaled.flatten().tolist(), weights.flatten().tolist(), strict=True)
+    ]
+    assert max(differences) <= Fraction(lost)
+    assert (lost > 0) == any(differences)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64, torch.complex128])
+def test_norms_of_vectors_of_any_type(dtype):
+    for seed in range(20):
+        vector = torch.randn(50, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+        parts = torch.view_as_real(vector) if dtype.is_complex else vector
+        exact = sum(Fraction(entry) ** 2 for entry in parts.flatten().tolist())
+        lower, upper = rounding.square_norm(vector)
+        assert Fraction(lower) <= exact <= Fraction(upper) <= exact * Fraction(1 + 500 * EPS)

@@ -97,10 +97,20 @@ def require_finite(call: str, name: str, tensor: Tensor) -> None:
     if not tensor.numel() or not can_be_read(tensor):
         return
     # Without a copy of what may be large; aminmax passes NaN on.
-    ends = torch.aminmax(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
+    ends = torch.aminmax(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else in_memory_order(tensor))
     if not all(bool(torch.isfinite(end)) for end in ends):
         count = int((~torch.isfinite(tensor)).sum())
         raise ValueError(f"{call}({name}): expected finite values, got {count} NaN or infinite of {tensor.numel()}")
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """The same entries with the axes in the order of their strides: reductions copy what is transposed."""
+    return tensor.permute(memory_order(tensor))
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """The axes, those with the largest strides first."""
+    return sorted(range(tensor.dim()), key=lambda axis: -tensor.stride()[axis])
 
 
 def values_to_check(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from gramcert.arguments import in_memory_order, memory_order
 from gramcert.precision import full_float32_products
 
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
@@ -184,13 +185,11 @@ def absolute_sums(kernel: Tensor, exponent: int = 0) -> tuple[float, float]:
     """
     weights = kernel.detach().reshape(*kernel.shape[:2], -1)
     rows, columns = (torch.zeros(count, dtype=torch.float64) for count in weights.shape[:2])
-    lost = 0.0
+    lost, room = lost_by_scaling(weights, exponent), _room_for_parts(weights)
     for first, piece in _pieces(weights, 0, weights[0].numel()):
         for second, part in _pieces(piece, 1, weights.shape[2]):
             for _, few in _pieces(part, 2, 1):
-                exact = few.cpu().double()
-                scaled, each = scaled_tensor(exact, exponent) if exponent else (exact, 0.0)
-                lost = max(lost, each)
+                scaled = lift_by(few, exponent, room)
                 rows[first : first + len(few)] += torch.linalg.vector_norm(scaled, 1, dim=(1, 2))
                 columns[second : second + few.shape[1]] += torch.linalg.vector_norm(scaled, 1, dim=(0, 2))
     totals = []
@@ -209,8 +208,8 @@ def _pieces(values: Tensor, dim: int, each: int) -> Iterator[tuple[int, Tensor]]
 
 
 def square_norm(vector: Tensor) -> tuple[float, float]:
-    """Lower and upper bound of Σ|x|², x real or complex in float64; in two stages, so that the term stays small."""
-    real = torch.view_as_real(vector).flatten() if vector.is_complex() else vector.flatten()
+    """Lower and upper bound of Σ|x|², x real or complex, in float64 and two stages, so that the term stays small."""
+    real = (torch.view_as_real(vector).flatten() if vector.is_complex() else vector.flatten()).double()
     side = max(1, math.isqrt(real.numel()))
     whole = real.numel() // side * side
     partial = torch.cat([real[:whole].reshape(-1, side).square().sum(-1), real[whole:].square().sum()[None]])
@@ -251,6 +250,16 @@ def next_up(values: Tensor) -> Tensor:
 def next_down(values: Tensor) -> Tensor:
     """The next floats below; minus infinity for NaN."""
     return torch.nextafter(values, -_INFINITY.to(values)).nan_to_num_(-math.inf, math.inf, -math.inf)
+
+
+def frobenius_up(weights: Tensor, exponent: int = 0) -> float:
+    """Upper bound of the Euclidean norm of all weights times 2^exponent, in little memory."""
+    total, room = 0.0, _room_for_parts(weights)
+    for part in _small_parts(weights.detach()):
+        entries = in_memory_order(lift_by(part, exponent, room)).reshape(-1)
+        square = up(float(entries @ entries) * (1 + 2 * gamma(entries.numel())))
+        total = up(total + up(square + underflow(2 * entries.numel())))
+    return root_up(total)
 
 
 def norm_down(vector: Tensor) -> float:
@@ -316,32 +325,85 @@ def diagonal_error(size: float, dtype: torch.dtype) -> float:
     return 8 * _UNIT[dtype] * size
 
 
-def lift(weights: Tensor, *, overwrite: bool = False) -> tuple[Tensor, float, int]:
-    """Weights as float64 times a power of two, with largest entry in [½, 1), in their own memory if that may be.
+def lift(weights: Tensor) -> tuple[Tensor, float, int]:
+    """Weights as float64 times a power of two, with largest entry in [½, 1).
 
     Returns the scaled weights, how much each of them may have lost to underflow, and the exponent that undoes it.
     """
     exact = weights.detach().cpu().double()
     exponent = largest_exponent(exact)
-    if overwrite and -1024 < exponent <= 0:
-        return exact.mul_(2.0**-exponent), 0.0, exponent
     return *scaled_tensor(exact, -exponent), exponent
+
+
+def lift_by(weights: Tensor, exponent: int, room: Tensor | None = None) -> Tensor:
+    """weights·2^exponent in float64 on the CPU, to be read only; what that may lose is :func:`lost_by_scaling`.
+
+    Where something has to be written, it goes into the ``room``, if there is one: new memory takes time, and what is
+    asked for and given back again and again becomes more than it was.
+    """
+    weights = weights.detach()
+    is_exact = weights.dtype == torch.float64 and weights.device.type == "cpu"
+    if is_exact and not exponent:
+        return weights
+    exact = weights.to("cpu", torch.float64, copy=True) if room is None else room_like(weights, room).copy_(weights)
+    return _scaled(exact, exponent, overwrite=True) if exponent else exact
+
+
+def room_like(values: Tensor, room: Tensor) -> Tensor:
+    """The beginning of a flat tensor in the shape of others, and in their order in memory."""
+    order = memory_order(values)
+    ordered = room[: values.numel()].view([values.shape[axis] for axis in order])
+    return ordered.permute([order.index(axis) for axis in range(values.dim())])
 
 
 def largest_exponent(weights: Tensor) -> int:
     """The exponent of the largest |weight|, which is in [½, 1) times that power of two."""
-    least, most = torch.aminmax(weights.detach())
+    least, most = torch.aminmax(in_memory_order(weights.detach()))
     return math.frexp(max(-float(least), float(most)))[1]
 
 
 def scaled_tensor(values: Tensor, exponent: int) -> tuple[Tensor, float]:
     """values·2^exponent in float64, and how much each entry may have lost to underflow, if they become smaller."""
-    if 0 <= exponent < 1024:
-        return values * 2.0**exponent, 0.0
-    half = exponent // 2
-    scaled = (values * 2.0**half).mul_(2.0 ** (exponent - half))
-    kept = exponent >= 0 or torch.equal((scaled * 2.0 ** (half - exponent)).mul_(2.0**-half), values)
+    scaled = _scaled(values, exponent)
+    kept = exponent >= 0 or torch.equal(_scaled(scaled, -exponent), values)
     return scaled, 0.0 if kept else 2.0**-1073
+
+
+def lost_by_scaling(weights: Tensor, exponent: int) -> float:
+    """How much each of the weights times 2^exponent may lose to underflow in float64, found in little memory.
+
+    Numbers of shorter types are multiples of 2^-149, those of float64 of 2^-1074.
+    """
+    if exponent >= (0 if weights.dtype == torch.float64 else -925):
+        return 0.0
+    room = _room_for_parts(weights)
+    for part in _small_parts(weights.detach()):
+        back = _scaled(lift_by(part, exponent, room), -exponent, overwrite=True)
+        if not torch.equal(back, part.cpu().double()):
+            return 2.0**-1073
+    return 0.0
+
+
+def _scaled(values: Tensor, exponent: int, *, overwrite: bool = False) -> Tensor:
+    """In two steps where the power of two itself might be none of float64's normal numbers."""
+    first = exponent if 0 <= exponent < 1024 else exponent // 2
+    scaled = values.mul_(2.0**first) if overwrite else values * 2.0**first
+    return scaled if first == exponent else scaled.mul_(2.0 ** (exponent - first))
+
+
+def _room_for_parts(values: Tensor) -> Tensor:
+    return torch.empty(min(values.numel(), _PIECE), dtype=torch.float64)
+
+
+def _small_parts(values: Tensor) -> Iterator[Tensor]:
+    """All of a tensor, a moderate number of entries at a time."""
+    if values.numel() <= _PIECE:
+        yield values
+    elif len(values) == 1:
+        yield from _small_parts(values[0])
+    else:
+        for part in values.split(max(1, _PIECE // values[0].numel())):
+            yield from _small_parts(part)
 
 
 @contextmanager

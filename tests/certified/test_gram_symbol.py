@@ -1,5 +1,6 @@
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from blocks import in_blocks
 from cases import kernels
+from gramcert.certified import gram_symbol
 from gramcert.certified.frequencies import Cells, Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
 
@@ -83,3 +85,24 @@ def test_right_vectors_are_inputs_of_the_kernel_as_given(shape):
     right = symbol.right_vector(frequency, vector)
     gain = (block @ right).norm() / right.norm()
     torch.testing.assert_close(gain, torch.linalg.matrix_norm(block, 2))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gains_where_weights_cancel(seed):
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.rand(16, 33, generator=generator, dtype=torch.float64)
+    matrix = torch.cat([half, -half[torch.randperm(16, generator=generator)] * (1 + 1e-14)])
+    here = Frequencies(torch.zeros(1, 0, dtype=torch.int64), ())
+    least, most = GramSymbol(matrix[..., None]).gain(here, torch.ones(32, dtype=torch.float64))
+    exact = sum(sum(map(Fraction, column)) ** 2 for column in matrix.T.tolist()) / 32
+    assert Fraction(least) ** 2 <= exact <= Fraction(most) ** 2
+
+
+@pytest.mark.parametrize("columns", [3, 40])
+def test_the_amount_of_coefficients(columns, monkeypatch):
+    monkeypatch.setattr(gram_symbol, "AMOUNT", 7 * columns)
+    kernel = torch.randn(5, columns, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    symbol = GramSymbol(kernel)
+    even, odd = symbol._coefficients()
+    sums = torch.cat([even, odd]).abs().reshape(-1, symbol.order, symbol.order).sum((0, 2))
+    assert sums.max() <= symbol._amount <= sums.max() * (1 + 1e-12)

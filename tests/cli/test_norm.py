@@ -1,4 +1,5 @@
 import json
+import math
 
 import numpy as np
 import pytest
@@ -67,7 +68,9 @@ def test_groups(run, tmp_path):
     np.save(tmp_path / "groups.npy", np.full((8, 1, 3, 3), 0.5 / 9))
     words = ("--groups", 8, "--padding", 1, "--input-size", 8)
     result = answer(run, tmp_path / "groups.npy", *words)
-    assert result["lower"] <= 0.460604 <= result["upper"] <= 0.4612
+    truth = (1 + 2 * math.cos(math.pi / 9)) ** 2 / 18
+    assert result["lower"] <= truth * (1 + 1e-15)
+    assert truth * (1 - 1e-15) <= result["upper"] <= 0.4612
 
 
 def test_zero_kernel_has_norm_zero(run, tmp_path):

@@ -1,5 +1,6 @@
 """Batched products of real matrices; those that are symmetric, and their gradients, without the half that is known."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -44,6 +45,38 @@ def _set_product(result: Tensor, left: Tensor, right: Tensor) -> None:
         torch.mm(left[0], right[0], out=result[0])
     else:
         result.copy_(product(left, right))
+
+
+def symmetric_sum(parts: Iterable[Tensor], order: int) -> Tensor:
+    """Σ XXᵀ over matrices X with that many rows, in float64 and from about half of the work.
+
+    An entry is one sum of all of its products, in some order: what was summed before is one term of what comes next.
+    """
+    result = torch.zeros(order, order, dtype=torch.float64)
+    for part in parts:
+        _add_below(result, part, part.T)
+    _mirror(result)
+    return result
+
+
+def _add_below(result: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left·right, which is symmetric, but for the parts above the diagonal that :func:`_mirror` fills in."""
+    half = len(left) // 2
+    if 2 * half < LEAST_ORDER:
+        result.addmm_(left, right)
+        return
+    result[half:, :half].addmm_(left[half:], right[:, :half])
+    _add_below(result[:half, :half], left[:half], right[:, :half])
+    _add_below(result[half:, half:], left[half:], right[:, half:])
+
+
+def _mirror(result: Tensor) -> None:
+    half = len(result) // 2
+    if 2 * half < LEAST_ORDER:
+        return
+    result[:half, half:] = result[half:, :half].T
+    _mirror(result[:half, :half])
+    _mirror(result[half:, half:])
 
 
 def symmetric_square(matrix: Tensor) -> Tensor:

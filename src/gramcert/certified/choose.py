@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from gramcert.arguments import Sizes, axis_sizes, require_values
+from gramcert.arguments import REAL_TYPES, Sizes, axis_sizes, require_values
 from gramcert.certified.every_size import supremum
 from gramcert.certified.gram_symbol import crude_norm
 from gramcert.certified.lifted import LiftedLayer
@@ -55,8 +55,10 @@ def spectral_norm(
             that bounds the norm at every size; with reflect and replicate padding, and some circular ones, only its
             upper end holds for every size and the enclosure cannot close.
         tol: relative width to reach.
-        max_bytes: most memory to take beside the weights themselves. Where it is not even enough for a copy of them
-            in float64, ``upper`` is a sum of absolute weights and ``lower`` is 0.
+        max_bytes: most memory to take beside the weights themselves. A matrix with a smaller side of p takes about
+            20·p² bytes; where that is too much, ``lower`` is from Lanczos iteration and ``upper`` from sums of absolute
+            or squared weights. Where it is not even enough for copies in float64 of the weights of a convolution, its
+            ``lower`` is 0.
         max_seconds: when to stop; checked between batches, so it may be passed by one of them.
 
     Returns:
@@ -114,17 +116,16 @@ def enclosed(
         axes = layer_axes(description, sizes, call)
     description = description.with_kernel(require_values(call, "layer", description.kernel))
     with checked_arithmetic(call):
-        work.held, work.stopped = 0, ""
+        work.held, work.stopped = _copied(layer, description), ""
         try:
-            work.require_bytes("weights in float64", LiftedLayer.bytes_for(description))
-        except OutOfBudgetError as error:
+            if axes is not None:  # taps that are not read are set to zero in a copy
+                work.require_bytes("weights in float64", LiftedLayer.bytes_for(description))
+            lifted = LiftedLayer.of(description, axes)
+            if lifted.is_zero:
+                return Enclosure(0.0, 0.0, "no output depends on the input")
+            found = search(lifted, max(tol * (1 - RESERVE), FINEST), work)
+        except OutOfBudgetError as error:  # not even the weights fit
             return _absolute_sums(description, axes, str(error))
-        lifted = LiftedLayer.of(description, axes)
-        if lifted.is_zero:
-            return Enclosure(0.0, 0.0, "no output depends on the input")
-        work.held = lifted.bytes
-        inner = max(tol * (1 - RESERVE), FINEST)
-        found = search(lifted, inner, work)
     notes = found.notes
     if found.upper - found.lower <= tol * found.upper:
         notes = []  # if the tolerance is missed now, then by scaling back
@@ -145,6 +146,7 @@ def enclosed(
 def _largest(lifted: LiftedLayer, tol: float, work: Work) -> Found:
     if lifted.axes is None:
         return _every_size(lifted, tol, work)
+    lifted.lift(work)
     search = OneSize(lifted, tol, work)
     search.run()
     return Found(search.lower, search.upper, search.method, search.reasons)
@@ -170,7 +172,11 @@ def _absolute_sums(layer: Convolution, axes: tuple[Axis, ...] | None, reason: st
 
 
 def _every_size(lifted: LiftedLayer, tol: float, work: Work) -> Found:
-    found = supremum(lifted.reduced, tol, work)
+    if lifted.is_matrix:
+        found = supremum(lifted.weights.stored, tol, work, -lifted.exponent)
+    else:
+        lifted.lift(work)
+        found = supremum(lifted.reduced, tol, work)
     square = lifted.square
     notes = [found.missed] if found.missed else []
     if square == 1:
@@ -192,6 +198,12 @@ def certified_convolution(call: str, layer: nn.Module | Convolution | Tensor) ->
     description = as_convolution(call, layer, complex_too=True)
     require_plain_tensor(f"{call}(layer)", description.kernel)
     return description
+
+
+def _copied(layer: nn.Module | Convolution | Tensor, description: Convolution) -> int:
+    """Bytes of weights that are not the layer's own: those of half precision are widened, complex ones written out."""
+    weights = [layer] if isinstance(layer, Tensor) else layer.parameters() if isinstance(layer, nn.Module) else []
+    return 0 if all(each.dtype in REAL_TYPES for each in weights) else description.kernel.nbytes
 
 
 def is_spatial(layer: Any) -> bool:

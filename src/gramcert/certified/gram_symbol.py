@@ -10,12 +10,13 @@ of frequencies is then two real matrix products, several times cheaper than prod
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gramcert.bounds.symmetric import symmetric_product
+from gramcert.bounds.symmetric import symmetric_sum
 from gramcert.certified.factorisation import factorise, is_blocked, terms
 from gramcert.certified.frequencies import Frequencies, all_combinations
 from gramcert.certified.work import Work
@@ -27,8 +28,10 @@ from gramcert.rounding import (
     diagonal_error,
     factor_error,
     gamma,
+    lift_by,
     norm_up,
     quotient_bounds,
+    room_like,
     root_up,
     sums_up,
     underflow,
@@ -46,8 +49,20 @@ SHARED, LARGE_BATCH_BYTES = 8, 2**27
 # memory and less time.
 INTERLEAVED = 1024
 
-# Moduli of weights that are made at a time.
-MODULI = 2**20
+# Weights that are lifted to float64 at a time, and bytes that this takes for each of them: from another device, in
+# float64, and their moduli.
+PIECE, PIECE_BYTES = 2**22, 24
+
+# Orders of single matrices above which one factorisation has to do, and none is decomposed.
+FACTORISED_ONCE = 1024
+
+# Bytes for each entry of the Gram matrix of a single matrix: in both precisions, and factorised; where it is decomposed
+# or solved with, as smaller ones are and all of them for their smallest value, the copies that this takes. And numbers
+# for each of its rows: Krylov vectors, and panels of a factorisation.
+FACTORISED_BYTES, DECOMPOSED_BYTES, ROW_NUMBERS = 20, 48, 640
+
+# Entries whose absolute values are summed at a time.
+AMOUNT = 2**18
 
 # What ‖|R*||R|‖ is taken for at first, in units of the level; and how much more than seen so far.
 EXPECTED_SIZE, RESERVE = 64.0, 1.25
@@ -66,10 +81,16 @@ class Table:
 
 
 class GramSymbol:
-    """G(ω) of one kernel (out, in, *taps) in float64. Axes with one tap are left out: G is constant along them."""
+    """G(ω) of one kernel (out, in, *taps) times 2^exponent. Axes with one tap are left out: G is constant along them.
 
-    def __init__(self, kernel: Tensor, batch: int | None = None, crude: float | None = None) -> None:
+    A matrix, with one tap, stays as it is stored, in any type and anywhere: it is lifted to float64 piece by piece.
+    """
+
+    def __init__(self, kernel: Tensor, batch: int | None = None, *, exponent: int = 0) -> None:
         self.axes = [axis for axis, size in enumerate(kernel.shape[2:]) if size > 1]
+        if self.axes:
+            kernel, exponent = lift_by(kernel, exponent), 0
+        self._exponent = exponent
         self._transposed = kernel.shape[0] > kernel.shape[1]
         kernel = kernel.transpose(0, 1) if self._transposed else kernel
         self.sizes = [kernel.shape[2 + axis] for axis in self.axes]
@@ -83,25 +104,27 @@ class GramSymbol:
         self._skipped = math.prod(2 * size - 1 for size in self.sizes[1:]) // 2
         self._lag_count = math.prod(2 * size - 1 for size in self.sizes) // 2 + 1
         self._batch = batch or _usual_batch(self.order, self._lag_count)
-        self._crude = crude
+        self._columns = max(1, PIECE // self.taps[:, 0].numel())  # of a piece
         self.bytes = 0  # what it may come to take, where that is limited
         self._tables: dict[torch.dtype, Table] = {}
         self._lent: dict[torch.dtype, Tensor] = {}
         self._sizes = dict.fromkeys((torch.float32, torch.float64), EXPECTED_SIZE)
 
     @classmethod
-    def within(cls, name: str, kernel: Tensor, work: Work, crude: float | None = None) -> "GramSymbol":
+    def within(cls, name: str, kernel: Tensor, work: Work, *, exponent: int = 0, sign: int = 1) -> "GramSymbol":
         """The symbol of a kernel, whose batches are small enough for the memory; stops where no tables fit into it.
 
-        ``crude`` is its :func:`crude_norm`, if that is known.
+        ``sign`` is that of G where its largest value is searched.
         """
         order = min(kernel.shape[:2])
         lags = math.prod(2 * size - 1 for size in kernel.shape[2:]) // 2 + 1
+        if lags == 1:
+            each = FACTORISED_BYTES if sign > 0 and order > FACTORISED_ONCE else DECOMPOSED_BYTES
+            symbol = cls(kernel, 1, exponent=exponent)
+            symbol.work_within(name, each * order**2 + 8 * ROW_NUMBERS * order, work)
+            return symbol
         # The kernel transposed, and two parts of it that are multiplied.
         fixed = 24 * kernel.numel() + 24 * lags * (kernel.dim() - 2)
-        if lags == 1:  # real, one matrix: stored in both precisions, shifted and factorised
-            work.require_bytes(name, fixed + 48 * order**2)
-            return cls(kernel, 1, crude)
         # Correlations, even and odd coefficients, and those in float32 or what they are made from.
         fixed += 8 * order**2 * ((7 if order <= INTERLEAVED else 4) * lags + 8)
         # In float32 twice as many: sines and cosines in both precisions; real and imaginary parts, the matrices made of
@@ -110,14 +133,43 @@ class GramSymbol:
         work.require_bytes(name, fixed + each)
         # Half of the memory is left for the frequencies themselves.
         batch = max(1, min(_usual_batch(order, lags), (work.available // 2 - fixed) // each))
-        symbol = cls(kernel, batch, crude)
+        symbol = cls(kernel, batch, exponent=exponent)
         symbol.bytes = fixed + batch * each
         return symbol
+
+    def work_within(self, name: str, fixed: int, work: Work) -> None:
+        """Make pieces of a matrix small enough for the memory beside so many bytes; stop where none are."""
+        rows, columns = self.taps.shape[:2]
+        fixed += 80 * columns  # an image in complex numbers, while it is put together, and its moduli
+        column = PIECE_BYTES * rows
+        work.require_bytes(name, fixed + column)
+        self._columns = min(self._columns, (work.available - fixed) // column)
+
+    def _pieces(self) -> Iterator[Tensor]:
+        """The kernel in float64, (p, some columns, taps), one piece after the other in the same memory."""
+        pieces = self.taps.split(self._columns, 1)
+        room = torch.empty(0 if self.axes else pieces[0].numel(), dtype=torch.float64)
+        for piece in pieces:
+            yield lift_by(piece, self._exponent, room)
+
+    def apply(self, vector: Tensor) -> Tensor:
+        """About Gv for a single matrix and a real vector of its type, without G and without a copy."""
+        matrix, image = self.taps[..., 0], vector
+        before = self._exponent // 2  # half of the scale before each product, half after it: nothing overflows
+        for factor in (matrix.T, matrix):
+            product = factor @ lift_by(image, before).to(matrix)
+            image = lift_by(product, self._exponent - before)
+        return image.to(vector)
+
+    @property
+    def is_large_matrix(self) -> bool:
+        """Whether it is a single matrix that should be factorised only once."""
+        return not self.is_complex and self.order > FACTORISED_ONCE
 
     @functools.cached_property
     def crude(self) -> float:
         """A bound of every λ_max(G), and of Σ_a of the absolute sums that C_a is made of."""
-        crude = crude_norm(self.kernel) if self._crude is None else self._crude
+        crude = crude_norm(self.kernel, self._exponent)
         return up(crude * crude)
 
     @functools.cached_property
@@ -128,8 +180,7 @@ class GramSymbol:
     @functools.cached_property
     def correlations(self) -> Tensor:
         """C_a for each lag."""
-        whole = self.kernel.flatten(1)[None]
-        without_lag = symmetric_product(whole, whole.mT)
+        without_lag = symmetric_sum((piece.flatten(1) for piece in self._pieces()), self.order)[None]
         if not self.is_complex:
             return without_lag
         result = self.kernel.new_empty(len(self.lags), self.order, self.order)
@@ -144,7 +195,10 @@ class GramSymbol:
 
     @property
     def correlation_terms(self) -> int:
-        """At least the number of roundings of one entry of C_a."""
+        """At least the number of roundings that a product in one entry of C_a meets.
+
+        With n products there are n - 1 additions and the product itself, in whichever pieces and order they are added.
+        """
         return self.kernel[0].numel() + 2
 
     @property
@@ -190,11 +244,13 @@ class GramSymbol:
 
     @functools.cached_property
     def _amount(self) -> float:
-        """Upper bound of the row sums of all absolute coefficients."""
-        even, odd = self._coefficients()
-        sums = sum(torch.linalg.vector_norm(row.reshape(self.order, -1), 1, dim=1) for row in (*even, *odd))
-        terms = self.order * (len(even) + len(odd))
-        return up(up(float(torch.as_tensor(sums).max()) * (1 + 2 * gamma(terms))) + underflow(terms))
+        """Upper bound of the row sums of all absolute coefficients: |c + d| + |c - d| = 2·max(|c|, |d|)."""
+        sums, rows = torch.zeros(self.order, dtype=torch.float64), max(1, AMOUNT // self.order)
+        for number, matrix in enumerate(self.correlations):
+            for part, here, there in zip(sums.split(rows), matrix.split(rows), matrix.T.split(rows), strict=True):
+                part += torch.maximum(here.abs(), there.abs()).sum(1) * (2 if number else 1)
+        terms = self.order * 2 * len(self.correlations)
+        return up(up(float(sums.max()) * (1 + 2 * gamma(terms))) + underflow(terms))
 
     def evaluate(self, frequencies: Frequencies, dtype: torch.dtype) -> Tensor:
         """G at each frequency, within ``error(dtype)`` in norm, to be read only."""
@@ -202,7 +258,7 @@ class GramSymbol:
 
     def lend(self, frequencies: Frequencies, dtype: torch.dtype, sign: int = 1) -> Tensor:
         """sign·G in memory that is used again by the next call: for large batches new memory takes most of the time."""
-        numbers = 2 * len(frequencies) * self.order**2
+        numbers = (2 if self.is_complex else 1) * len(frequencies) * self.order**2
         if dtype not in self._lent or self._lent[dtype].numel() < numbers:
             self._lent[dtype] = torch.empty(numbers, dtype=dtype)
         return self._evaluated(frequencies, dtype, sign, self._lent[dtype][:numbers])
@@ -314,11 +370,7 @@ class GramSymbol:
 
     def gain(self, frequency: Frequencies, vector: Tensor) -> tuple[float, float]:
         """Bounds of ‖E*v‖/‖v‖ for a vector of p entries: one below the largest σ(E), one above the smallest."""
-        image = self._adjoint(frequency, vector)
-        sizes, rows = vector.abs().double(), max(1, MODULI // self.taps[0].numel())
-        parts = zip(self.taps.split(rows), sizes.split(rows), strict=True)
-        moduli = ((part, taps.abs()) for taps, part in parts)
-        amounts = torch.stack([part @ (each.sum(-1) if self.axes else each[..., 0]) for part, each in moduli]).sum(0)
+        image, amounts = self._adjoint(frequency, vector)
         amount = up(norm_up(amounts) * (1 + 4 * gamma(self.kernel[:, 0].numel() + 4)))
         # Each part of the image is a sum over p and the taps; the moduli of the two parts add at most a factor √2.
         relative = up(2 * complex_gamma(self.order + math.prod(self.sizes) + 8) + 2 * TWIDDLE_ERROR)
@@ -327,14 +379,21 @@ class GramSymbol:
 
     def right_vector(self, frequency: Frequencies, vector: Tensor) -> Tensor:
         """The input of the kernel as it was given, before transposing, that belongs to an eigenvector of G."""
-        return vector.conj().to(torch.complex128) if self._transposed else self._adjoint(frequency, vector)
+        return vector.conj().to(torch.complex128) if self._transposed else self._adjoint(frequency, vector)[0]
 
-    def _adjoint(self, frequency: Frequencies, vector: Tensor) -> Tensor:
-        """E*v in complex128."""
+    def _adjoint(self, frequency: Frequencies, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """E*v in complex128, and Σ|K||v| for each of its entries, which its rounding is proportional to."""
         cosines, sines = frequency.waves([torch.arange(size) for size in self.sizes])
-        parts = torch.view_as_real(vector.to(torch.complex128)).contiguous()
-        products = torch.view_as_complex((self.taps.permute(1, 2, 0) @ parts).contiguous())
-        return products @ torch.complex(cosines[0], sines[0])
+        parts, sizes = torch.view_as_real(vector.to(torch.complex128)).contiguous(), vector.abs().double()
+        columns, count = self.taps.shape[1:]
+        products, amounts = torch.empty(columns, count, 2, dtype=torch.float64), sizes.new_empty(columns)
+        room = sizes.new_empty(self.taps[:, : self._columns].numel())
+        places = zip(products.split(self._columns), amounts.split(self._columns), strict=True)
+        for piece, (product, amount) in zip(self._pieces(), places, strict=True):
+            torch.mm(piece.flatten(1).T, parts, out=product.flatten(0, 1))
+            moduli = torch.abs(piece, out=room_like(piece, room))
+            torch.mv((moduli.sum(-1) if self.axes else moduli[..., 0]).T, sizes, out=amount)
+        return torch.view_as_complex(products) @ torch.complex(cosines[0], sines[0]), amounts
 
 
 def _usual_batch(order: int, lags: int) -> int:

@@ -97,7 +97,7 @@ def conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor, steps:
 
 
 def top_vector(
-    apply: Callable[[Tensor], Tensor], start: Tensor, steps: int, enough: float = 0.0
+    apply: Callable[[Tensor], Tensor], start: Tensor, steps: int, enough: float = 0.0, goal: float = math.inf
 ) -> tuple[float, Tensor]:
     """Largest Ritz value and its vector, of a Hermitian positive semidefinite map, from at most ``steps`` products.
 
@@ -107,6 +107,7 @@ def top_vector(
         steps: most products to make.
         enough: stop when five further steps have raised the value by less than this, relatively, and the residual says
             that it is no mere plateau: near an eigenvalue the error is its square over the gap to the next.
+        goal: stop as soon as the value is that large.
     """
     steps = min(steps, start.numel())
     basis = start.new_empty(steps, start.numel())
@@ -125,6 +126,8 @@ def top_vector(
             break
         if enough and step % 5 == 4:
             value, weights = _ritz(diagonal, off)
+            if value >= goal:
+                break
             residual = length * abs(float(weights[-1]))
             if value - before <= enough * value and residual <= SETTLED * math.sqrt(enough) * value:
                 break

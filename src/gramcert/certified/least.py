@@ -216,7 +216,7 @@ def of_matrix(matrix: Tensor, tol: float, work: Work, ceiling: float = math.inf)
     order = min(matrix.shape)
     found = Least(0.0, math.inf, MATRIX)
     if order > QUICKLY_DECOMPOSED:
-        proved = torus_minimum(GramSymbol.within(MATRIX, matrix[..., None], work), tol, work, ceiling)
+        proved = torus_minimum(GramSymbol.within(MATRIX, matrix[..., None], work, sign=-1), tol, work, ceiling)
         found = Least(proved.lower, proved.upper, MATRIX, proved.missed)
     if not found.missed and math.isfinite(found.upper):
         return found

@@ -6,11 +6,25 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gramcert.certified.work import Work
 from gramcert.geometry.axis import Axis
 from gramcert.geometry.convolution import Convolution
 from gramcert.geometry.padding import Pairs
 from gramcert.geometry.reduction import every_size_square, reduced_kernels
-from gramcert.rounding import down, lift, scaled_down, scaled_up, up
+from gramcert.rounding import down, largest_exponent, lift_by, lost_by_scaling, scaled_down, scaled_up, up
+
+
+@dataclass(frozen=True)
+class ScaledWeights:
+    """Weights times 2^-exponent, which are made when they are asked for; matrices are read piece by piece instead."""
+
+    stored: Tensor
+    exponent: int
+
+    @functools.cached_property
+    def lifted(self) -> Tensor:
+        """All of them in float64 on the CPU."""
+        return lift_by(self.stored, -self.exponent).contiguous()
 
 
 @dataclass(frozen=True)
@@ -23,51 +37,58 @@ class LiftedLayer:
     Attributes:
         layer: the layer itself.
         axes: of the remaining kernels at one input size, or ``None`` for every size.
-        kernels: float64 on the CPU; of a transposed layer those of its adjoint; empty where nothing remains.
+        weights: the remaining ones, as stored; of a transposed layer those of its adjoint; empty where nothing remains.
         square: the squared norm of the padding map for every size, or 1 where pixels do not repeat.
-        exponent: the remaining weights are kernels·2^exponent.
         lost: how far scaling may have moved the norm, absolutely, in scaled units.
         trimmed: how many taps were left out at the beginning and at the end of each axis.
     """
 
     layer: Convolution
     axes: tuple[Axis, ...] | None
-    kernels: Tensor
+    weights: ScaledWeights
     square: int
-    exponent: int
     lost: float
     trimmed: Pairs
 
     @classmethod
     def of(cls, layer: Convolution, axes: tuple[Axis, ...] | None = None) -> "LiftedLayer":
         """Trim and scale the weights of a layer, at one input size if its axes are given."""
-        exact = layer.kernel.detach().cpu().double()
-        kernels, trimmed = _trim(exact.reshape(layer.groups, -1, *exact.shape[1:]))
+        stored = layer.kernel.detach().unflatten(0, (layer.groups, -1))
+        kernels, trimmed = _trim(stored)
         square = every_size_square(layer, trimmed)
         if axes is not None and kernels.numel():
             axes = _without(axes, trimmed)
             for dim, axis in enumerate(axes, 3):
                 read = axis.reads()
                 if not bool(read.all()):
-                    kernels = kernels * read.reshape(-1, *(1,) * (kernels.dim() - 1 - dim))
+                    kernels = kernels.cpu() * read.reshape(-1, *(1,) * (kernels.dim() - 1 - dim))
             kernels, unread = _trim(kernels)
             axes = _without(axes, unread)
             trimmed = tuple((a + c, b + d) for (a, b), (c, d) in zip(trimmed, unread, strict=True))
         if not kernels.numel():
-            return cls(layer, axes, kernels, 1, 0, 0.0, trimmed)
-        scaled, lost, exponent = lift(kernels, overwrite=exact.data_ptr() != layer.kernel.data_ptr())
+            return cls(layer, axes, ScaledWeights(kernels, 0), 1, 0.0, trimmed)
+        exponent = largest_exponent(kernels)
+        lost = lost_by_scaling(kernels, -exponent)
         # Each tap contributes at most √(repetitions) times the norm of its matrix.
         copies = square if axes is None else math.prod(axis.repetition for axis in axes)
-        lost = up(up(lost * scaled.numel()) * copies) if lost else 0.0
-        return cls(layer, axes, scaled, square, exponent, lost, trimmed)
+        lost = up(up(lost * kernels.numel()) * copies) if lost else 0.0
+        return cls(layer, axes, ScaledWeights(kernels, exponent), square, lost, trimmed)
+
+    def lift(self, work: Work) -> None:
+        """Make the kernels, for methods that work on all of them at once; stop where that does not fit."""
+        work.require_bytes("weights in float64", self.bytes_for(self.layer))
+        kept = (self.kernels, self.reduced, self.weights.stored)
+        held = {weights.data_ptr(): weights.nbytes for weights in kept}
+        held.pop(self.layer.kernel.data_ptr(), None)
+        work.held += sum(held.values())
 
     @staticmethod
     def bytes_for(layer: Convolution) -> int:
         """What it takes to trim and scale the weights, and to reduce them.
 
-        At one time a copy of the weights, one without the taps that are not read, the scaled ones and those scaled
-        back; at another the scaled ones and two stages of the reduced ones, whose taps are filled up to a multiple of
-        the phases.
+        At one time those of the taps that are read, as stored, a copy in float64 of theirs, the scaled ones and these
+        with their taps in order; at another the first, the scaled ones and two stages of the reduced ones, whose taps
+        are filled up to a multiple of the phases.
         """
         phases = [
             min(taps, stride // math.gcd(stride, dilation))
@@ -75,17 +96,27 @@ class LiftedLayer:
         ]
         filled = math.prod(-(-taps // count) * count for taps, count in zip(layer.kernel_size, phases, strict=True))
         reduced = 2 * filled // math.prod(layer.kernel_size) + 1 if max(phases) > 1 else 0
-        return 8 * layer.kernel.numel() * max(4, 1 + reduced)
+        return 8 * layer.kernel.numel() * max(4, 2 + reduced)
 
     @property
-    def bytes(self) -> int:
-        """What is kept of them."""
-        return sum({weights.data_ptr(): weights.nbytes for weights in (self.kernels, self.reduced)}.values())
+    def is_matrix(self) -> bool:
+        """Whether one tap is left, so that every group has one symbol, its matrix."""
+        return self.weights.stored[0, 0, 0].numel() == 1
+
+    @property
+    def exponent(self) -> int:
+        """The remaining weights are kernels·2^exponent."""
+        return self.weights.exponent
+
+    @property
+    def kernels(self) -> Tensor:
+        """The remaining weights, scaled, in float64 on the CPU."""
+        return self.weights.lifted
 
     @property
     def is_zero(self) -> bool:
         """Whether no weight is left."""
-        return not self.kernels.numel()
+        return not self.weights.stored.numel()
 
     @functools.cached_property
     def reduced(self) -> Tensor:
@@ -107,7 +138,7 @@ def _trim(kernels: Tensor) -> tuple[Tensor, Pairs]:
         first, last = (used[0], used[-1]) if used else (0, -1)
         trimmed.append((first, kernels.shape[dim] - 1 - last))
         kernels = kernels.narrow(dim, first, last - first + 1)
-    return kernels.contiguous(), tuple(trimmed)
+    return kernels, tuple(trimmed)
 
 
 def _without(axes: tuple[Axis, ...], trimmed: Pairs) -> tuple[Axis, ...]:

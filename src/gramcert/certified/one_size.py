@@ -6,7 +6,6 @@ padding map; and by the banded proof, which alone comes arbitrarily near. From b
 vector.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -22,7 +21,8 @@ from gramcert.certified.embedded import EmbeddedLayer
 from gramcert.certified.embedding import EMBEDDED, embeddings
 from gramcert.certified.every_size import supremum
 from gramcert.certified.frequencies import Frequencies, all_combinations
-from gramcert.certified.gram_symbol import GramSymbol, crude_norm
+from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.groups import group_bounds
 from gramcert.certified.lanczos import top_vector
 from gramcert.certified.lifted import LiftedLayer
 from gramcert.certified.tapwise import TapwiseLayer, plane_waves
@@ -39,6 +39,7 @@ DENSE = "dense Cholesky proof"
 CIRCULANT = "all frequencies of the circulant"
 EMBEDDING = "circulants that contain the layer"
 LANCZOS = "Lanczos iteration on the layer"
+ABSOLUTE_SUMS, ALL_GROUPS = "sums of absolute weights", "all groups on one grid of frequencies"
 
 # Orders and entries of matrices whose dense factorisation costs no more than looking at the symbol first.
 SMALL_ORDER, SMALL_ENTRIES = 1536, 2**22
@@ -46,14 +47,15 @@ SMALL_ORDER, SMALL_ENTRIES = 1536, 2**22
 # Operations that putting a pair of taps into a block of the band is worth.
 PAIR_OPERATIONS = 5e6
 
-# Places of all groups together up to which iteration with all of them is quick.
+# Places of several groups up to which iteration with all of them is quick.
 QUICK = 8192
 
 # Operations up to which the banded proof takes about a second, so that nothing else needs to be tried first.
 QUICK_BAND = 2e10
 
-# The tolerance for sup where it cannot help but by a frequency to start from.
-FOR_A_START = 0.2
+# The tolerance for sup where it cannot help but by a frequency to start from: where the norm should be so many
+# tolerances below it.
+FOR_A_START, HOPELESS = 0.2, 2.0
 
 # Tolerances from which Lanczos iteration runs in float32.
 COARSE = 1e-5
@@ -86,15 +88,12 @@ class OneSize:
         self.kernels, self.axes, self.reduced = lifted.kernels, lifted.axes, lifted.reduced
         self.bound = one_size_bound(self.axes)
         self.repetition = root_up(math.prod(axis.repetition for axis in self.axes))
-        self._crude = [up(crude_norm(kernel) * self.repetition) for kernel in self.kernels]
-        self.lower, self.upper, self.method = 0.0, max(self._crude), "sums of absolute weights"
+        bounds = group_bounds(self.reduced, work, self.bound.grids)
+        self._known = [up(bound * root_up(self.bound.square)) for bound in bounds]  # above the norm of each group
+        self.lower, self.upper, self.method = 0.0, max(self._known), ALL_GROUPS if len(bounds) > 1 else ABSOLUTE_SUMS
         self.reasons: list[str] = []
-        self._vector: Tensor | None = None
+        self._best: dict[int, Tensor] = {}  # what is stretched most, of each group that it has a part in
         self._settled = tol / 50  # what Lanczos iteration takes for standing still
-
-    @functools.cached_property
-    def _layer(self) -> TapwiseLayer:
-        return TapwiseLayer(self.kernels, self.axes)
 
     @property
     def target(self) -> float:
@@ -111,12 +110,18 @@ class OneSize:
         for name, method in self._methods():
             self._attempt(name, method)
             if self.finished:
-                return
+                break
+        numbers = len(self.kernels) * self._sides[1]
+        if self._best and 8 * numbers <= self.work.available:
+            shape = (len(self.kernels), self.kernels.shape[2], *(axis.size for axis in self.axes))
+            self.work.witness = torch.zeros(shape, dtype=torch.float64)
+            for group, part in self._best.items():
+                self.work.witness[group] = part
 
     def _methods(self) -> list[tuple[str, Callable[[], str]]]:
         if all(axis.is_whole_circulant for axis in self.axes):
             return [(CIRCULANT, self._circulant)]
-        if self._is_small and self._is_quick():
+        if self._is_small:
             return [(LANCZOS, self._lanczos), (DENSE, self._proof)]
         looked = [(ALL_FREQUENCIES, self._all_frequencies), (LANCZOS, self._lanczos)]
         looked.append((EMBEDDING, self._promising_embedding))
@@ -163,10 +168,6 @@ class OneSize:
         pairs = math.prod(axis.taps**2 for axis in self.axes)
         return PAIR_OPERATIONS * pairs / 2 * min(min(axis.size, 2 * axis.taps) for axis in self.axes)
 
-    def _is_quick(self) -> bool:
-        """Whether Lanczos iteration on all groups together is; else frequencies find the group that matters."""
-        return len(self.kernels) * self._sides[1] <= QUICK
-
     def _attempt(self, name: str, method: Callable[[], str]) -> None:
         try:
             self.work.require_seconds(name, 0.0)
@@ -186,8 +187,8 @@ class OneSize:
         """Exact: the largest σ(E) on the grid; large grids by way of all frequencies, which are fewer to look at."""
         highest, evaluations = 0.0, 0
         for group in self._groups_by_size():
-            if self._crude[group] <= self.target:
-                highest = max(highest, self._crude[group])
+            if self._known[group] <= self.target:
+                highest = max(highest, self._known[group])
                 continue
             found = self._circulant_group(self._symbol(CIRCULANT, group))
             evaluations += found.evaluations
@@ -220,7 +221,7 @@ class OneSize:
         tol = self.tol / 2
         if self.bound.square > 1:  # pixels repeat
             tol = max(tol, 1e-2)
-        elif self._distance_from_supremum > EMBEDDING_GAIN * self.tol:
+        elif self._distance_from_supremum > HOPELESS * self.tol:
             tol = max(tol, FOR_A_START)
         found = supremum(self.reduced, tol, self.work)
         self._tighten(up(found.upper * root_up(self.bound.square)), ALL_FREQUENCIES)
@@ -260,8 +261,7 @@ class OneSize:
         wave = max(waves, key=lambda wave: float(wave.norm()))
         self.lower = max(self.lower, TapwiseLayer(kernels, axes).norm_below(wave[None]))
         if axes is self.axes and bool(wave.any()):
-            self._vector = self.work.witness = torch.zeros(self._layer.input_shape, dtype=torch.float64)
-            self._vector[group] = wave
+            self._best = {group: wave}
 
     def _is_long(self, axes: tuple[Axis, ...]) -> bool:
         """Whether a plane wave would take too much memory, or does not need to be as long."""
@@ -270,69 +270,77 @@ class OneSize:
 
     def _wave_bytes(self, axes: tuple[Axis, ...]) -> int:
         numbers = self.kernels.shape[2] * math.prod(axis.size for axis in axes)
-        # Complex numbers before and after the last axis, the real and the imaginary part, and the whole input.
-        each = 48 + (8 * len(self.kernels) if axes is self.axes else 0)
-        weights = 32 * self.reduced[0].numel()
+        # Complex numbers before and after the last axis, the real and the imaginary part, and what is kept.
+        each, weights = 56, 32 * self.reduced[0].numel()
         places = 64 * sum(axis.size for axis in axes)
         return each * numbers + weights + places + TapwiseLayer.bytes_for(self.kernels[:1], axes)
 
     def _lanczos(self) -> str:
-        """Raise the lower bound until it stands still."""
-        outputs, inputs = (len(self.kernels) * side for side in self._sides)
-        # Beside the basis, on the smaller side: the best input so far, the start and its noise; images and projections.
-        vector = 8 * min(inputs, outputs)
-        fixed = TapwiseLayer.bytes_for(self.kernels, self.axes) + 8 * 4 * inputs + 4 * vector
-        self.work.require_bytes(LANCZOS, fixed + LANCZOS_FEWEST * vector)
-        steps = min(LANCZOS_STEPS, (self.work.available - fixed) // vector)
-        for _ in range(LANCZOS_ROUNDS):
-            before = self.lower
-            if inputs <= outputs:
-                found = top_vector(self._input_gram, self._start(), steps, self._settled)[1]
-            else:
-                start = self._apply(self._start())
-                found = self._adjoint(top_vector(self._output_gram, start, steps, self._settled)[1])
-            self._use(found.reshape(self._layer.input_shape).double())
-            if self.lower <= before * (1 + self._settled):
-                break
+        """Raise the lower bound until it stands still: by a few groups with the largest bounds, then by others."""
+        waiting, count = self._groups_by_size(), max(1, QUICK // self._sides[1])
+        while waiting := [group for group in waiting if self._known[group] > self.lower]:
+            self._lanczos_on(sorted(waiting[:count]))
+            waiting, count = waiting[count:], 4 * count
         return ""
 
-    def _input_gram(self, vector: Tensor) -> Tensor:
-        self.work.tick(LANCZOS, 0.0)
-        return self._adjoint(self._apply(vector))
+    def _lanczos_on(self, groups: list[int]) -> None:
+        kernels = self.kernels if len(groups) == len(self.kernels) else self.kernels[groups]
+        outputs, inputs = (len(groups) * side for side in self._sides)
+        # Beside the basis, on the smaller side: the best input so far and a new one, the start and its noise; images
+        # and projections.
+        vector = 8 * min(inputs, outputs)
+        fixed = TapwiseLayer.bytes_for(kernels, self.axes) + 8 * 5 * inputs + 4 * vector
+        self.work.require_bytes(LANCZOS, fixed + LANCZOS_FEWEST * vector)
+        steps = min(LANCZOS_STEPS, (self.work.available - fixed) // vector)
+        exact = TapwiseLayer(kernels, self.axes)
+        is_quick = inputs > QUICK and self.tol >= COARSE
+        layer = TapwiseLayer(kernels.float(), self.axes) if is_quick else exact  # vectors are searched for with it
+        for _ in range(LANCZOS_ROUNDS):
+            before = self.lower
+            self._use(exact, groups, self._stretched(layer, self._start(groups).to(layer.kernels.dtype), steps))
+            if self.finished or self.lower <= before * (1 + self._settled):
+                break
 
-    def _output_gram(self, vector: Tensor) -> Tensor:
-        self.work.tick(LANCZOS, 0.0)
-        return self._apply(self._adjoint(vector))
+    def _stretched(self, layer: TapwiseLayer, start: Tensor, steps: int) -> Tensor:
+        """A vector that is stretched most, from Lanczos iteration on the smaller side."""
 
-    @functools.cached_property
-    def _quick(self) -> TapwiseLayer:
-        """The layer in the precision in which vectors are searched for."""
-        is_long = math.prod(self._layer.input_shape) > QUICK
-        return TapwiseLayer(self.kernels.float(), self.axes) if is_long and self.tol >= COARSE else self._layer
+        def there(vector: Tensor) -> Tensor:
+            return layer.apply(vector.reshape(layer.input_shape)).flatten()
 
-    def _apply(self, vector: Tensor) -> Tensor:
-        return self._quick.apply(vector.reshape(self._layer.input_shape)).flatten()
+        def back(vector: Tensor) -> Tensor:
+            self.work.tick(LANCZOS, 0.0)
+            return layer.adjoint(vector.reshape(layer.output_shape)).flatten()
 
-    def _adjoint(self, vector: Tensor) -> Tensor:
-        return self._quick.adjoint(vector.reshape(self._layer.output_shape)).flatten()
+        # With a little more than what the upper bound needs for the tolerance all is done.
+        goal = (self.upper * (1 - 0.98 * self.tol)) ** 2
+        if math.prod(layer.input_shape) <= math.prod(layer.output_shape):
+            found = top_vector(lambda vector: back(there(vector)), start, steps, self._settled, goal)[1]
+        else:
+            found = back(top_vector(lambda vector: there(back(vector)), there(start), steps, self._settled, goal)[1])
+        return found.reshape(layer.input_shape).double()
 
-    def _start(self) -> Tensor:
-        """The best vector so far with a little of everything, so that no direction is out of reach."""
+    def _start(self, groups: list[int]) -> Tensor:
+        """The best vector so far with a little of everything in these groups, so that no direction is out of reach."""
         generator = torch.Generator().manual_seed(len(self.work.steps))
-        noise = torch.randn(math.prod(self._layer.input_shape), generator=generator, dtype=torch.float64)
+        noise = torch.randn(len(groups) * self._sides[1], generator=generator, dtype=torch.float64)
         noise /= noise.norm()
-        start = noise if self._vector is None else self._vector.flatten() / self._vector.norm() + 0.001 * noise
-        return start.to(self._quick.kernels.dtype)
+        if self._best.keys().isdisjoint(groups):
+            return noise
+        nothing = torch.zeros_like(next(iter(self._best.values())))
+        best = torch.stack([self._best.get(group, nothing) for group in groups]).flatten()
+        return best.div_(best.norm().clamp_min(1e-300)).add_(noise, alpha=0.001)
 
-    def _use(self, vector: Tensor) -> None:
-        value = self._layer.norm_below(vector)
+    def _use(self, layer: TapwiseLayer, groups: list[int], vector: Tensor) -> None:
+        """A vector of some groups, of which the layer consists."""
+        value = layer.norm_below(vector)
         if value > self.lower:
-            self.lower, self._vector = value, vector
-            self.work.witness = vector
+            self.lower, self._best = value, dict(zip(groups, vector, strict=True))
 
     def _promising_embedding(self) -> str:
-        gap = self.upper / self.repetition - self.lower
-        if gap > EMBEDDING_GAIN * self.tol * self.upper:
+        gap = 1 - self.lower * self.repetition / self.upper
+        if self.bound.square == 1:  # sup may not be known well
+            gap = min(gap, self._distance_from_supremum)
+        if gap > EMBEDDING_GAIN * self.tol:
             return "left out: it would not come near enough"
         return self._embedding()
 
@@ -340,8 +348,8 @@ class OneSize:
         """The largest σ(E) on the grid of a circulant that has the layer as a part, shifted by half a step or not."""
         highest, evaluations = [0.0] * len(self.bound.grids), 0
         for group in self._groups_by_size():
-            uppers = [self._crude[group]] * len(highest)
-            if self._crude[group] > self.target:
+            uppers = [self._known[group]] * len(highest)
+            if self._known[group] > self.target:
                 symbol = self._symbol(EMBEDDING, group)
                 for number, grid in enumerate(self.bound.grids):
                     points = self._points(EMBEDDING, grid, symbol)
@@ -354,8 +362,8 @@ class OneSize:
 
     def _embedded(self) -> str:
         """The circulant but for a few vectors, of each group that matters."""
-        groups = [group for group in self._groups_by_size() if self._crude[group] > self.target]
-        highest = max((size for group, size in enumerate(self._crude) if group not in groups), default=0.0)
+        groups = [group for group in self._groups_by_size() if self._known[group] > self.target]
+        highest = max((size for group, size in enumerate(self._known) if group not in groups), default=0.0)
         count = 0
         for group in groups:
             upper, vectors = self._embedded_group(group)
@@ -392,8 +400,8 @@ class OneSize:
 
     def _proof(self) -> str:
         """Prove half the tolerance above the lower bound; where that fails, look for more below, then ask for less."""
-        groups = [group for group in self._groups_by_size() if self._crude[group] > self.target]
-        left_out = max((size for group, size in enumerate(self._crude) if group not in groups), default=0.0)
+        groups = [group for group in self._groups_by_size() if self._known[group] > self.target]
+        left_out = max((size for group, size in enumerate(self._known) if group not in groups), default=0.0)
         grams, kept = self._grams(groups)
         self.work.held += kept
         try:
@@ -406,6 +414,7 @@ class OneSize:
     def _tries(self, grams: list[DenseGram] | list[BandedGram], left_out: float) -> int:
         """Try one proof after the other, and say how many it were."""
         ask, hopeless, tries, excess = self.tol / 2, False, 0, max(1e-15 * self.upper**2, 1e-300)
+        reason = ROUNDING
         while not self.finished:
             bound = largest_upper(self.lower, ask)
             level = down(bound * bound)
@@ -420,12 +429,14 @@ class OneSize:
                 break
             before = self.lower
             self._settled = max(1e-3 * self._settled, 1e-16)  # two values may lie close together
-            with contextlib.suppress(OutOfBudgetError):  # beside the Gram matrices there may be no memory for it
+            try:
                 self._lanczos()
+            except OutOfBudgetError as error:  # beside the Gram matrices there may be no memory for it
+                reason = str(error)
             if self.lower <= before * (1 + self.tol / 10):
                 ask, hopeless = self.tol, ask == self.tol
         if not self.finished:
-            self.reasons.append(ROUNDING)
+            self.reasons.append(reason)
         return tries
 
     def _grams(self, groups: list[int]) -> tuple[list[DenseGram] | list[BandedGram], int]:
@@ -446,7 +457,7 @@ class OneSize:
         return grams, kept
 
     def _groups_by_size(self) -> list[int]:
-        return sorted(range(len(self.kernels)), key=lambda group: -self._crude[group])
+        return sorted(range(len(self.kernels)), key=lambda group: -self._known[group])
 
     def _symbol(self, name: str, group: int) -> GramSymbol:
         """Made anew by each method: a hundredth of its time, and to keep it would take memory from the others."""

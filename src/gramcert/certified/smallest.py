@@ -104,6 +104,7 @@ def condition_number(
 
 
 def _smallest(lifted: LiftedLayer, tol: float, work: Work) -> Found:
+    lifted.lift(work)
     if lifted.axes is None:
         return least_at_every_size(work.call, lifted, tol, work)
     return least_at_one_size(lifted, tol, work)

@@ -49,9 +49,6 @@ from gramcert.rounding import (
 # matrices, of which fewer are looked at.
 FIRST_RADIUS, LARGE_FIRST_RADIUS, LARGE = 0.4, 0.55, 192
 
-# Orders of single matrices above which one factorisation has to do.
-FACTORISED_ONCE = 1024
-
 # How many of the first cells are followed to their local maximum.
 FOLLOWED = 2
 
@@ -130,10 +127,9 @@ def torus_maximum(symbol: GramSymbol, tol: float, work: Work, floor: float = 0.0
         search.look(first)
         # A single matrix is known at once as well as rounding allows, in a few factorisations; else in case that the
         # time runs out. Large matrices are factorised once, at less than the tolerance above what was found.
-        is_large = not symbol.is_complex and symbol.order > FACTORISED_ONCE
-        if work.max_seconds is not None or not (symbol.is_complex or is_large):
+        if work.max_seconds is not None or not (symbol.is_complex or symbol.is_large_matrix):
             search.tighten(search.bound(first))
-        elif is_large:
+        elif symbol.is_large_matrix:
             search.tol /= 8
         search.measure_flatness(first)
         return search.close(search.cover(search.first_radius()))
@@ -197,7 +193,7 @@ class _Search:
     ) -> None:
         self.symbol, self.tol, self.work, self.known, self.moving, self.sign = symbol, tol, work, known, moving, sign
         # A single matrix has no curvature: where it is factorised several times, its norm is known as well as λ_max is.
-        is_single = not symbol.is_complex and symbol.order <= FACTORISED_ONCE
+        is_single = not symbol.is_complex and not symbol.is_large_matrix
         self.peaks = Peaks(symbol, tol / 5 if is_single else tol, moving=moving, sign=sign)
         self.typical = torch.zeros(0)  # estimates of λ_max(H) at the cells that were looked at first
         self.curvature = _curvature(symbol)
@@ -267,7 +263,9 @@ class _Search:
         if not len(cells):
             return
         best, vectors, values = self._rank(cells, CLOSELY if closely else FOLLOWED if is_first else 1, self.sign)
-        if closely:
+        if self.symbol.is_large_matrix and not is_first:  # it is not decomposed, but vectors can be improved
+            vectors, closely = self.vector[None], False
+        elif closely and self.symbol.is_complex:
             exact = self.sign * torch.linalg.eigvalsh(self.symbol.evaluate(cells.centres[best], torch.float64))
             chosen = exact.amax(1).argmax()[None]
             best, vectors = best[chosen], vectors[chosen]
