@@ -42,7 +42,7 @@ from gramcert.rounding import (
 BATCH_BYTES = 2**23
 
 # Large matrices: so many frequencies at least, within so many bytes, share one pass over the coefficients.
-SHARED, LARGE_BATCH_BYTES = 8, 2**27
+SHARED, LARGE_BATCH_BYTES = 16, 2**27
 
 
 # Orders up to which coefficients of real and imaginary parts lie side by side, half of them zeros, which takes more
