@@ -9,6 +9,11 @@ import pytest
 def in_blocks(force=True):
     with pytest.MonkeyPatch.context() as patch:
         if force:
-            for name, value in (("SMALLEST", 1), ("BLOCK", 2), ("PANEL", 8), ("ROWS", 4)):
-                patch.setattr(f"gramcert.certified.factorisation.{name}", value)
+            for name, value in (
+                ("staircase.SMALLEST", 1),
+                ("staircase.PANEL", 8),
+                ("factorisation.BLOCK", 2),
+                ("factorisation.ROWS", 4),
+            ):
+                patch.setattr(f"gramcert.certified.{name}", value)
         yield

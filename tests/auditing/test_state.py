@@ -186,7 +186,7 @@ CHANGING = {
     "random branches": (lambda: Model(draw_a_branch), "random numbers"),
     "random numbers of NumPy": (lambda: Model(draw_by_numpy), "random numbers"),
     "own random numbers": (lambda: Model(lambda self, x: x * self.n.random(), n=random.Random(0)), ": n"),
-    "time": (lambda: Model(lambda self, x: x * (time.perf_counter_ns() % 1009)), "something else"),
+    "time": (lambda: Model(lambda self, x: x * (time.perf_counter_ns() % 2**24)), "something else"),
 }
 
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from cases import layers
 from gramcert import Convolution
+from gramcert.certified import banded
 from gramcert.certified.banded import BandedGram, smaller_grams
 from gramcert.certified.tapwise import dense_matrix
 from gramcert.certified.work import OutOfBudgetError, Work
@@ -19,16 +20,20 @@ def work():
     return Work(2**31, None)
 
 
+@pytest.mark.parametrize(("panel", "rows"), [(banded.SMALLEST_PANEL, banded.ROWS), (1, 3), (7, 2)])
 @given(layers(), st.sampled_from(["input", "output"]))
-def test_the_proof_succeeds_just_above_the_norm_and_fails_just_below(case, side):
+def test_the_proof_succeeds_just_above_the_norm_and_fails_just_below(panel, rows, case, side):
     layer, size = case
     norm = dense_norm(layer, size).item()
     if norm <= 1e-6:
         return
     axes = layer_axes(layer, size)
-    grams = [BandedGram(kernel, axes, side) for kernel in grouped_kernels(layer)]
-    assert all(gram.proves_below(norm**2 * (1 + 1e-9), work()) for gram in grams)
-    assert not all(gram.proves_below(norm**2 * (1 - 5e3 * EPS), work()) for gram in grams)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(banded, "SMALLEST_PANEL", panel)
+        patch.setattr(banded, "ROWS", rows)
+        grams = [BandedGram(kernel, axes, side) for kernel in grouped_kernels(layer)]
+        assert all(gram.proves_below(norm**2 * (1 + 1e-9), work()) for gram in grams)
+        assert not all(gram.proves_below(norm**2 * (1 - 5e3 * EPS), work()) for gram in grams)
 
 
 @given(layers())

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from blocks import in_blocks
 from cases import kernels
-from gramcert.certified.factorisation import SMALLEST, factorise, is_blocked, terms
+from gramcert.certified import factorisation
+from gramcert.certified import staircase as staircase_module
+from gramcert.certified.factorisation import factorise, terms
 from gramcert.certified.frequencies import Frequencies
 from gramcert.certified.gram_symbol import GramSymbol
+from gramcert.certified.staircase import SMALLEST, diagonals, is_blocked, packed, packed_size, staircase, times, whole
 from gramcert.certified.torus import torus_maximum
 from gramcert.certified.work import Work
 from gramcert.rounding import factor_error, sums_up
@@ -30,13 +33,13 @@ def matrices(order, dtype, count=4, seed=0):
 @pytest.mark.parametrize("order", [SMALLEST - 1, SMALLEST, 131])
 def test_positive_matrices_have_factors_and_others_have_not(order, dtype):
     positive = matrices(order, dtype)
-    sizes = factorise(positive.clone(), measure=True)[1]
+    sizes = factorise(staircase(positive.clone()), measure=True)[1]
     assert (sizes is not None) == is_blocked(order)
-    assert factorise(positive.clone(), measure=False)[0].all()
+    assert factorise(staircase(positive.clone()), measure=False)[0].all()
     smallest = torch.linalg.eigvalsh(positive)[:, 0]
     indefinite = positive - 1.01 * smallest[:, None, None] * torch.eye(order, dtype=dtype)
     indefinite[0] = positive[0]
-    assert factorise(indefinite, measure=True)[0].tolist() == [True, False, False, False]
+    assert factorise(staircase(indefinite), measure=True)[0].tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -44,10 +47,43 @@ def test_the_size_of_factors(dtype):
     positive = matrices(131, dtype)
     moduli = torch.linalg.cholesky(positive).mH.abs().double()
     sums = (moduli.mT @ moduli.sum(-1, keepdim=True))[..., 0].amax(-1)
-    found = sums_up(factorise(positive.clone(), measure=True)[1], 131, torch.float32)
+    found = sums_up(factorise(staircase(positive.clone()), measure=True)[1], 131, torch.float32)
     assert (sums * (1 - 1e-4) <= found).all()
     assert (found <= (2.1 if dtype.is_complex else 1.01) * sums).all()
     assert (torch.linalg.matrix_norm(moduli, 2) ** 2 <= found * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("order", [1, 5, 8, 9, 24, 27])
+def test_upper_rows(order, dtype):
+    """Views of whole matrices and rows that lie one after the other hold the same matrix."""
+    matrix = matrices(order, dtype, count=3)
+    vectors = torch.randn(3, order, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    with in_blocks():
+        rows = torch.empty(3, packed_size(order), dtype=dtype)
+        for stored, panel in zip(packed(rows, order), staircase(matrix), strict=True):
+            stored.copy_(panel)
+        for panels in (packed(rows, order), staircase(matrix)):
+            assert len(panels) == -(-order // 8)
+            assert torch.equal(whole(panels).triu(), matrix.triu())
+            assert torch.equal(whole(panels).tril(-9), matrix.triu(9).mH)
+            assert torch.equal(torch.cat(diagonals(panels), 1), matrix.diagonal(dim1=1, dim2=2))
+            exact = (matrix.to(torch.complex128) @ vectors.to(torch.complex128)[..., None])[..., 0]
+            distance = (times(panels, vectors) - exact).abs().max()
+            assert distance <= 10 * order * torch.finfo(dtype).eps * vectors.abs().max() * matrix.abs().sum(-1).max()
+
+
+def test_packed_factors_are_those_of_views():
+    matrix = matrices(27, torch.complex64)
+    matrix[1] -= 2 * torch.eye(27)
+    with in_blocks():
+        rows = torch.empty(4, packed_size(27), dtype=torch.complex64)
+        for stored, panel in zip(packed(rows, 27), staircase(matrix), strict=True):
+            stored.copy_(panel)
+        passed, sizes = factorise(packed(rows, 27), measure=True)
+        others = factorise(staircase(matrix), measure=True)
+    assert passed.tolist() == others[0].tolist() == [True, False, True, True]
+    torch.testing.assert_close(sizes[passed], others[1][passed])
 
 
 def test_sums_are_short():
@@ -59,7 +95,7 @@ def test_what_is_no_number_has_no_factor():
     broken = matrices(128, torch.complex64)
     broken[1, 100, 100] = torch.nan
     broken[2, 3, 100] = torch.inf
-    passed, sizes = factorise(broken, measure=True)
+    passed, sizes = factorise(staircase(broken), measure=True)
     assert passed[[0, 3]].all()
     assert not passed[1]
     assert not passed[2] or sizes[2] == torch.inf
@@ -75,7 +111,7 @@ def test_matrices_with_factors_are_positive_up_to_the_error(seed, dtype):
     shift = float(torch.randint(-40, 41, (), generator=generator)) * unit * float(exact.abs().max()) / 8
     stored = exact + shift * torch.eye(5, dtype=dtype)
     with in_blocks():
-        passed, sizes = factorise(stored[None].clone(), measure=True)
+        passed, sizes = factorise(staircase(stored[None].clone()), measure=True)
         if not bool(passed):
             return
         size = float(sums_up(sizes, 5, dtype))
@@ -137,7 +173,7 @@ def test_tiny_blocks_decide_as_eigenvalues_do(dtype):
         tried = roots @ roots.mH / order + shifts * torch.eye(order, dtype=dtype)
         smallest = torch.linalg.eigvalsh(tried)[:, 0]
         with in_blocks():
-            passed = factorise(tried.clone(), measure=False)[0]
+            passed = factorise(staircase(tried.clone()), measure=False)[0]
         certain = smallest.abs() > 1e-3
         assert torch.equal(passed[certain], (smallest > 0)[certain])
 
@@ -194,3 +230,7 @@ def test_what_cancels_in_a_symbol_is_not_proved_away(dtype):
             assert Fraction(level) >= exact or not found
             proved += found
     assert proved >= 190  # not by refusing all
+
+
+def test_blocks_are_whole():
+    assert factorisation.ROWS % factorisation.BLOCK == 0 == staircase_module.PANEL % factorisation.BLOCK

@@ -243,8 +243,8 @@ def test_float32_follows_float64(form):
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 5])
 @pytest.mark.parametrize("shape", [(3, 5, 4), (6, 4, 3, 2), (7, 3, 3, 3)])
-def test_gradients_of_the_frequency_form_go_three_ways(shape, iterations, monkeypatch):
-    """A matrix per row, the rows of each frequency, and all frequencies: with q, groups and several chunks."""
+def test_gradients_of_the_frequency_form_go_four_ways(shape, iterations, monkeypatch):
+    """No symbols, a matrix per row, the rows of each frequency, all frequencies: with q, groups and several chunks."""
     torch.manual_seed(0)
     kernel = torch.randn(2 * shape[0], *shape[1:], dtype=torch.float64, requires_grad=True)
     q = (0.5 + torch.rand(2 * shape[0], dtype=torch.float64)).requires_grad_()
@@ -254,12 +254,15 @@ def test_gradients_of_the_frequency_form_go_three_ways(shape, iterations, monkey
         factors = rescaling_vector(layer, iterations, q=q, form="frequency", side="output")
         return torch.autograd.grad((factors * torch.arange(len(q))).sum(), (kernel, q), **options)
 
-    each = gradients()
+    results = [gradients(), gradients(create_graph=True)]
+    monkeypatch.setattr(frequency_form, "MOST_ROWS", {})
+    results.append(gradients())
     monkeypatch.setattr(frequency_form, "MOST_ENTRIES", 0)
     monkeypatch.setattr(symbols, "REAL_BYTES", 0)
-    for other in (gradients(), gradients(create_graph=True)):
-        for found, expected in zip(other, each, strict=True):
-            torch.testing.assert_close(found.detach(), expected, rtol=1e-10, atol=1e-12)
+    results += [gradients(), gradients(create_graph=True)]
+    for other in results[1:]:
+        for found, expected in zip(other, results[0], strict=True):
+            torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-10, atol=1e-12)
 
 
 def test_iterates_that_are_not_kept_are_computed_again(monkeypatch):

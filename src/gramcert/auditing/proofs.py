@@ -65,7 +65,7 @@ MOST_CELLS, BATCH_ENTRIES = 2**16, 2**21
 MOST_NUMBERS, SMALLEST_BLOCK = 2**26, 256
 
 # Operations of a factorisation that take minutes, and the memory of what is then done instead.
-MOST_OPERATIONS, CIRCULANT_BYTES = 1e12, 2**31
+MOST_OPERATIONS, CIRCULANT_BYTES = 5e11, 2**31
 
 # Channels from which sparse products are faster block by block.
 SMALLEST_DENSE = 4

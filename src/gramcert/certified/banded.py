@@ -48,8 +48,8 @@ Panel = tuple[Tensor, Tensor]
 # What is added to a Gram matrix before it is inverted, in units of its diagonal: at first, and less than this.
 REGULAR, MOST_REGULAR = 1e-14, 1e-9
 
-# Orders of panels below which a factorisation is mostly overhead.
-SMALLEST_PANEL = 192
+# Orders of panels below which a factorisation is mostly overhead, and rows of the rest that are updated at a time.
+SMALLEST_PANEL, ROWS = 192, 512
 
 
 def smaller_grams(kernels: Tensor, axes: tuple[Axis, ...]) -> list["BandedGram"]:
@@ -74,7 +74,7 @@ def band_operations(kernel: Tensor, axes: tuple[Axis, ...]) -> float:
         steps = [axis.stride if side == 0 else 1 for axis in axes]
         for along, size in enumerate(places):
             block = kernel.shape[side] * math.prod(places) / size
-            sides.append(2.0 * size * block**3 * min(size, reach[along] // steps[along] + 1) ** 2)
+            sides.append(size * block**3 * min(size, reach[along] // steps[along] + 1) ** 2)
     return min(sides)
 
 
@@ -188,7 +188,7 @@ class BandedGram:
     def _work(self, grams: list[AxisGram], sizes: list[int], axis: int) -> float:
         block = self.channels * math.prod(sizes) / sizes[axis]
         band = min(grams[axis].bandwidth, sizes[axis] - 1) + 1
-        return 2.0 * sizes[axis] * block**3 * band**2
+        return sizes[axis] * block**3 * band**2
 
     def _coupling(self, row: int, column: int) -> Tensor | None:
         """The block of the Gram matrix at two outer positions, row <= column; positions inside the layer share it."""
@@ -312,7 +312,7 @@ class BandedGram:
 
     def _factor(self, sign: int, level: float, work: Work, keep: bool) -> list[Panel] | None:
         window = (self.panel + self.bandwidth) * self.block
-        matrix = torch.zeros(window, window, dtype=torch.float64)
+        matrix = torch.zeros(window, window, dtype=torch.float64)  # nothing below its diagonal is read
         panels: list[Panel] = []
         for position in range(min(self.positions, self.panel + self.bandwidth)):
             self._enter(matrix, position, 0, sign, level)
@@ -320,17 +320,20 @@ class BandedGram:
             work.tick("banded Cholesky proof", start / self.positions)
             width = min(self.panel, self.positions - start) * self.block
             rest = min(self.positions - start, self.panel + self.bandwidth) * self.block - width
-            factor, info = torch.linalg.cholesky_ex(matrix[:width, :width])
+            factor, info = torch.linalg.cholesky_ex(matrix[:width, :width].T)
             if int(info):
                 return None
             solved = torch.linalg.solve_triangular(factor, matrix[:width, width : width + rest], upper=False)
             if keep:
                 panels.append((factor, solved))
             if rest:
-                matrix[width : width + rest, width : width + rest].addmm_(solved.T, solved, alpha=-1)
+                later = matrix[width : width + rest, width : width + rest]
+                for first in range(0, rest, ROWS):
+                    rows = slice(first, first + ROWS)
+                    later[rows, first:].addmm_(solved[:, rows].T, solved[:, first:], alpha=-1)
                 for first in range(0, rest, self.block):  # rows are overwritten only after they have moved
-                    moved = matrix[width + first : width + first + self.block, width : width + rest]
-                    matrix[first : first + self.block, :rest] = moved
+                    rows = slice(first, first + self.block)
+                    matrix[rows, first:rest] = later[rows, first:]
             matrix[rest:] = 0
             matrix[:rest, rest:] = 0
             first_new = start + self.panel + self.bandwidth
@@ -339,16 +342,12 @@ class BandedGram:
         return panels
 
     def _enter(self, matrix: Tensor, position: int, origin: int, sign: int, level: float) -> None:
-        """Write sign·(level - Gram) at one outer position, with its couplings to those before it in the window."""
+        """Write sign·(level - Gram) at one outer position, and above it its couplings to those before it."""
         here = _span(position - origin, self.block)
         for other in range(max(origin, position - self.bandwidth), position + 1):
             block = self._coupling(other, position)
-            if block is None:
-                continue
-            there = _span(other - origin, self.block)
-            torch.mul(block, -sign, out=matrix[there, here])
-            if other != position:
-                torch.mul(block.T, -sign, out=matrix[here, there])
+            if block is not None:
+                torch.mul(block, -sign, out=matrix[_span(other - origin, self.block), here])
         matrix[here, here].diagonal().add_(sign * level)
 
 

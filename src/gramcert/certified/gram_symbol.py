@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from gramcert.bounds.symmetric import symmetric_sum
-from gramcert.certified.factorisation import factorise, is_blocked, terms
+from gramcert.certified.factorisation import factorise, terms
 from gramcert.certified.frequencies import Frequencies, all_combinations
+from gramcert.certified.staircase import diagonals, is_blocked, packed, packed_size, staircase, whole
 from gramcert.certified.work import Work
 from gramcert.rounding import (
     TWIDDLE_ERROR,
@@ -72,7 +73,8 @@ EXPECTED_SIZE, RESERVE = 64.0, 1.25
 class Table:
     """Coefficients of the cosines and of the sines in one precision.
 
-    ``pairs`` has them all, a row for each cosine and each sine, real and imaginary parts of an entry side by side.
+    ``pairs`` has them all, a row for each cosine and each sine, real and imaginary parts of an entry side by side, for
+    the entries of the upper rows.
     """
 
     even: Tensor
@@ -221,8 +223,11 @@ class GramSymbol:
             even, odd = self._coefficients()
             pairs = None
             if self.is_complex and self.order <= INTERLEAVED:
-                pairs = torch.zeros(len(even) + len(odd), even.shape[1], 2, dtype=dtype)
-                pairs[: len(even), :, 0], pairs[len(even) :, :, 1] = even, odd
+                pairs = torch.zeros(len(even) + len(odd), packed_size(self.order), 2, dtype=dtype)
+                for part, place in ((even, pairs[: len(even), :, 0]), (odd, pairs[len(even) :, :, 1])):
+                    matrices = part.unflatten(1, (self.order, self.order))
+                    for panel, values in zip(packed(place, self.order), staircase(matrices), strict=True):
+                        panel.copy_(values)
                 pairs = pairs.flatten(1)
                 even = odd = pairs[:0]
             self._tables[dtype] = Table(even.to(dtype), odd.to(dtype), pairs)
@@ -254,31 +259,46 @@ class GramSymbol:
 
     def evaluate(self, frequencies: Frequencies, dtype: torch.dtype) -> Tensor:
         """G at each frequency, within ``error(dtype)`` in norm, to be read only."""
-        return self._evaluated(frequencies, dtype, 1, None)
+        pairs = self.table(dtype).pairs
+        if pairs is None:
+            return self._matrices(frequencies, dtype, 1, None)
+        return whole(self._upper_rows(pairs, frequencies, 1, None))
 
-    def lend(self, frequencies: Frequencies, dtype: torch.dtype, sign: int = 1) -> Tensor:
-        """sign·G in memory that is used again by the next call: for large batches new memory takes most of the time."""
-        numbers = (2 if self.is_complex else 1) * len(frequencies) * self.order**2
+    def lend(self, frequencies: Frequencies, dtype: torch.dtype, sign: int = 1) -> list[Tensor]:
+        """Upper rows of sign·G, panel by panel.
+
+        They are in memory that is used again by the next call: for large batches new memory takes most of the time.
+        """
+        pairs = self.table(dtype).pairs
+        each = self.order**2 if pairs is None else packed_size(self.order)
+        numbers = (2 if self.is_complex else 1) * len(frequencies) * each
         if dtype not in self._lent or self._lent[dtype].numel() < numbers:
             self._lent[dtype] = torch.empty(numbers, dtype=dtype)
-        return self._evaluated(frequencies, dtype, sign, self._lent[dtype][:numbers])
+        memory = self._lent[dtype][:numbers]
+        if pairs is None:
+            return staircase(self._matrices(frequencies, dtype, sign, memory))
+        return self._upper_rows(pairs, frequencies, sign, memory)
 
-    def _evaluated(self, frequencies: Frequencies, dtype: torch.dtype, sign: int, memory: Tensor | None) -> Tensor:
-        table = self.table(dtype)
-        shape = (len(frequencies), self.order, self.order)
-        if not self.is_complex:
-            matrix = table.even.reshape(1, *shape[1:])
-            out = None if memory is None else memory[: matrix.numel()].reshape(matrix.shape)
-            if out is not None or sign != 1:
-                matrix = torch.mul(matrix, sign, out=out)
-            return matrix if len(frequencies) == 1 else matrix.repeat(len(frequencies), 1, 1)
-        cosines, sines = frequencies.waves(self._lag_ranges)
-        cosines, sines = sign * cosines[:, self._skipped :].to(dtype), sign * sines[:, self._skipped + 1 :].to(dtype)
-        if table.pairs is None:
+    def _matrices(self, frequencies: Frequencies, dtype: torch.dtype, sign: int, memory: Tensor | None) -> Tensor:
+        """Whole ones: of constant or very large symbols."""
+        table, shape = self.table(dtype), (len(frequencies), self.order, self.order)
+        if self.is_complex:
+            cosines, sines = self._waves(frequencies, dtype, sign)
             return torch.complex(cosines @ table.even, sines @ table.odd).reshape(shape)
+        matrix = table.even.reshape(1, *shape[1:])
+        out = None if memory is None else memory[: matrix.numel()].reshape(matrix.shape)
+        if out is not None or sign != 1:
+            matrix = torch.mul(matrix, sign, out=out)
+        return matrix if len(frequencies) == 1 else matrix.repeat(len(frequencies), 1, 1)
+
+    def _upper_rows(self, pairs: Tensor, frequencies: Frequencies, sign: int, memory: Tensor | None) -> list[Tensor]:
         out = None if memory is None else memory.reshape(len(frequencies), -1)
-        parts = torch.mm(torch.cat([cosines, sines], 1), table.pairs, out=out)
-        return torch.view_as_complex(parts.reshape(*shape, 2))
+        parts = torch.mm(torch.cat(self._waves(frequencies, pairs.dtype, sign), 1), pairs, out=out)
+        return packed(torch.view_as_complex(parts.unflatten(1, (-1, 2))), self.order)
+
+    def _waves(self, frequencies: Frequencies, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
+        cosines, sines = frequencies.waves(self._lag_ranges)
+        return sign * cosines[:, self._skipped :].to(dtype), sign * sines[:, self._skipped + 1 :].to(dtype)
 
     def batch(self, dtype: torch.dtype) -> int:
         """How many frequencies to work on at a time."""
@@ -302,15 +322,17 @@ class GramSymbol:
         so many of the eigenvalues, counted from the largest, are at most the level. A ``hopeful`` proof takes off what
         factors were off by before, and is one only if these are not off by more; errors below ``worth`` are not.
         """
-        matrices = self.lend(frequencies, dtype, -sign)
+        panels = self.lend(frequencies, dtype, -sign)
         added = 0.0
         if lifted is not None:
-            matrices += lifted @ lifted.mH
+            for panel in panels:
+                start = self.order - panel.shape[-1]
+                panel += lifted[start : start + panel.shape[1]] @ lifted[start:].mH
             # VV* is rounded in its sums; where it is added, the sum is.
             columns = up(norm_up(lifted) * norm_up(lifted))
             sums = up(up(complex_gamma(lifted.shape[1] + 2) * columns) + underflow(8 * lifted.numel()))
-            added = up(sums + up(gamma(2) * up(self._amount + columns)))
-        diagonal = matrices.diagonal(dim1=-2, dim2=-1)
+            added = up(sums + up(gamma(2, dtype) * up(self._amount + columns)))
+        diagonal = torch.cat(diagonals(panels), 1)
         real = diagonal.real if self.is_complex else diagonal
         size = float(real.abs().max()) + abs(level)
         stored = up(up(self.error(dtype) + added) + diagonal_error(size, dtype))
@@ -322,8 +344,9 @@ class GramSymbol:
         # Where the error known beforehand matters little there is no need to look afterwards.
         hopeful = hopeful and is_blocked(self.order) and certain > worth
         allowed = min(certain, self._expected_error(level, dtype)) if hopeful else certain
-        diagonal.add_(level - up(stored + allowed))
-        passed, sizes = factorise(matrices, measure=allowed < certain)
+        for piece in diagonals(panels):
+            piece.add_(level - up(stored + allowed))
+        passed, sizes = factorise(panels, measure=allowed < certain)
         if sizes is None:
             return passed
         sizes = sums_up(sizes, self.order, dtype)

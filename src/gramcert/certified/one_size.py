@@ -51,7 +51,7 @@ PAIR_OPERATIONS = 5e6
 QUICK = 8192
 
 # Operations up to which the banded proof takes about a second, so that nothing else needs to be tried first.
-QUICK_BAND = 2e10
+QUICK_BAND = 1e10
 
 # The tolerance for sup where it cannot help but by a frequency to start from: where the norm should be so many
 # tolerances below it.

@@ -17,6 +17,9 @@ from gramcert.bounds.powers import Powers, positive
 from gramcert.bounds.summed import moduli, squared
 from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid
 
+# Up to so many rows the backward pass at this t is made without symbols.
+MOST_ROWS = {1: 2**31, 2: 256}
+
 # Up to so many entries there is a matrix for each row in the backward pass, whatever the frequencies are.
 MOST_ENTRIES = 2**20
 
@@ -76,7 +79,10 @@ class _LargestRowSums(torch.autograd.Function):
             symbol = FilterSymbol(gram, ctx.grid, lags(ctx.taps))
             # Shapes may depend on values only where these can be read, and what is twice differentiable is simpler.
             by_rows = can_be_read(index) and not torch.is_grad_enabled()
-            through = _through_each if _is_small(q) else _through_rows if by_rows else _through_all
+            if q.shape[1] <= MOST_ROWS.get(ctx.iterations, 0):
+                through = _through_filter
+            else:
+                through = _through_each if _is_small(q) else _through_rows if by_rows else _through_all
             return *through(symbol, q, log, index, grad, ctx.iterations), None, None, None
 
     @staticmethod
@@ -92,6 +98,38 @@ def _signs(values: Tensor, size: Tensor) -> Tensor:
     """Values over their sizes; what is subnormal counts as 0, whose inverse with a slope would be out of range."""
     counts = size >= torch.finfo(size.dtype).tiny
     return values * torch.where(counts, 1 / torch.where(counts, size, 1.0), 0.0)
+
+
+def _through_filter(
+    symbol: FilterSymbol, q: Tensor, log: Tensor, index: Tensor, grad: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to the filter and q at t <= 2, where nothing is scaled, without symbols.
+
+    Row i has its own frequency, G_i = Σ_a w_ai·C_a, and vectors v_i are columns of one matrix: G_i·v_i for all rows
+    are the products C_a·V, in real arithmetic, and a sum over the lags.
+    """
+    rows, filters = q.shape[1], symbol.filters
+    waves = symbol.twiddles(index.flatten()).reshape(*q.shape, -1).permute(2, 0, 1)[:, :, None]
+
+    def times(vectors: Tensor) -> Tensor:
+        return (torch.complex(*(filters @ _parts(vectors)).split(rows, -1)) * waves).sum(0)
+
+    first = (filters * waves).sum(0)  # G_i·e_i
+    last = first if iterations == 1 else times(first)  # the column of G_t, conjugate of the row
+    size, slopes = last.abs(), grad / q
+    q_gradient = (size @ slopes[..., None])[..., 0] - slopes * (q[:, None] @ size)[:, 0] / q
+    # C_i = e_i c_i* + c_i e_i* with c_ij = ½ w_i q_j·sgn(P_ji) is the cotangent of G_t; twice the Hermitian part of
+    # e_i c_i*, or of e_i (G_i c_i)* + G_i e_i c_i*, that of G_i.
+    right = _signs(last, size) * (q[..., None] * slopes[:, None] / 2)
+    if iterations == 1:
+        return 2 * torch.real(right * waves).mT, q_gradient
+    gradient = torch.real(times(right) * waves).mT + _parts(first * waves.conj()) @ _parts(right).mT
+    return 2 * gradient, q_gradient
+
+
+def _parts(matrix: Tensor) -> Tensor:
+    """The real part and the imaginary part side by side."""
+    return torch.cat([torch.real(matrix), torch.imag(matrix)], -1)
 
 
 def _through_each(
