@@ -56,7 +56,17 @@ def grid_norm(
         power: ``inf`` for the maximum over frequencies and groups, or a finite exponent.
         call: name of the public function, for errors.
     """
+    if power == math.inf and min(kernels.shape[1:3]) == math.prod(kernels.shape[3:]) == 1:
+        return _longest(kernels, call)
     return run(_GridNorm, kernels, grid, iterations, power, call)[0]
+
+
+def _longest(vectors: Tensor, call: str) -> Tensor:
+    """The norm of matrices with a single row or column, such as the last layer of a critic: a length."""
+    require_finite(call, "kernel", vectors)
+    scaled, scale = unit_scale(vectors)
+    squares = scaled.square().flatten(1).sum(1)
+    return scale * torch.where(squares == 0, 0.0, positive(squares).sqrt()).max(0).values
 
 
 class _GridNorm(torch.autograd.Function):

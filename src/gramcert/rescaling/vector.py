@@ -168,6 +168,8 @@ def _root_sums(
 ) -> Tensor:
     """1/R for the rows of each group, 0 where all weights of a row are 0; a grid of ``None`` is the spatial form."""
     rows, columns, *taps = kernels[0].shape[1:]
+    if rows == math.prod(taps) == 1:  # G is a number, the root of its powers
+        iterations = 1
     if math.prod(taps) == 1 and rows > columns:
         lengths = _joined([row_lengths(each) for each in kernels])
         longest = lengths.amax(1)
