@@ -21,14 +21,17 @@ MOST_ENTRIES = 2**18
 # all real, where the smallest grid of frequencies would have 6 complex ones, four times the work each.
 FEW_TAPS = 4
 
+# Kernels with up to so many entries each are put together.
+MOST_COPIED = 2**15
 
-def gram_filter(kernels: Tensor) -> Tensor:
+
+def gram_filter(*kernels: Tensor) -> Tensor:
     r"""Γ[x]_ij = Σ_{c,a} K_ic[a + x]·K_jc[a], a row per lag x = 1-k, ..., k-1 per axis: (lags, groups, rows, rows).
 
     Args:
-        kernels: shape (groups, rows, columns, \*taps).
+        kernels: of shape (groups, rows, columns, \*taps); the groups of several follow one another.
     """
-    return run(_GramFilter, kernels)[0]
+    return run(_GramFilter, *kernels)[0]
 
 
 def unit_rows(kernels: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,18 +63,21 @@ class _GramFilter(torch.autograd.Function):
     """Its adjoint applies the filter D[x] + D[-x]ᵀ to the kernel, because Γ[-x] = Γ[x]ᵀ: half of torch's own work."""
 
     @staticmethod
-    def forward(kernels: Tensor) -> tuple[Tensor]:
-        return (_correlate(kernels),)
+    def forward(*kernels: Tensor) -> tuple[Tensor]:
+        return (joined([_correlate(each) for each in _together(kernels)], 1),)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor]) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (kernels,) = ctx.saved_tensors
-        with full_precision(kernels):
-            return _apply(grad + (grad.flip(0) if len(grad) > 1 else grad).mT, kernels)
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        kernels: tuple[Tensor, ...] = ctx.saved_tensors
+        parts = _together(kernels)
+        with full_precision(grad):
+            both = (grad + (grad.flip(0) if len(grad) > 1 else grad).mT).split([len(part) for part in parts], 1)
+            gradients = tuple(_apply(filters, part) for filters, part in zip(both, parts, strict=True))
+        return gradients if len(parts) == len(kernels) else gradients[0].split([len(each) for each in kernels])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
@@ -104,6 +110,16 @@ class _AbsoluteSums(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
         return run_on_each(_AbsoluteSums, in_dims, *arguments)
+
+
+def joined(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Side by side along an axis; one alone is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), axis)
+
+
+def _together(kernels: Sequence[Tensor]) -> list[Tensor]:
+    """Small ones as the groups of one, as calls take longer than a copy; large ones as they are."""
+    return [joined(kernels)] if kernels[0].numel() <= MOST_COPIED else list(kernels)
 
 
 def _correlate(kernels: Tensor) -> Tensor:

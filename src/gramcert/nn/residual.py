@@ -367,7 +367,8 @@ def _negative_outer_weights(layers: Sequence[_Residual]) -> list[Tensor]:
 def _factors(layers: Sequence[_Residual], weights: Sequence[Tensor]) -> list[Tensor]:
     """R of the weights of layers of one likeness, one factor per hidden channel, in float32 or better."""
     first = layers[0]
-    inner = [layer._convolution(weight) for layer, weight in zip(layers, weights, strict=True)]
+    alike = first._convolution(weights[0])
+    inner = [alike.with_kernel(weight.reshape(alike.kernel.shape)) for weight in weights]
     if first.rescaling == "sn":
         norms = [norm2(each, first.input_size, first.iterations) for each in inner]
         return [torch.where(norm == 0, 0.0, 1 / positive(norm)).expand(len(first.bias)) for norm in norms]

@@ -30,7 +30,7 @@ from gramcert.arguments import (
     values_to_check,
 )
 from gramcert.bounds.autograd import full_precision
-from gramcert.bounds.gram_filter import gram_filter, row_lengths
+from gramcert.bounds.gram_filter import gram_filter, joined, row_lengths
 from gramcert.bounds.powers import positive
 from gramcert.bounds.transfer import every_size_grid
 from gramcert.geometry.axis import layer_axes
@@ -171,13 +171,13 @@ def _root_sums(
     if rows == math.prod(taps) == 1:  # G is a number, the root of its powers
         iterations = 1
     if math.prod(taps) == 1 and rows > columns:
-        lengths = _joined([row_lengths(each) for each in kernels])
+        lengths = joined([row_lengths(each) for each in kernels])
         longest = lengths.amax(1)
         scales = positive(longest).split(kernels[0].shape[0])
         scaled = [each.flatten(2) / scale[:, None, None] for each, scale in zip(kernels, scales, strict=True)]
-        sums, log = tall_row_sums(_joined(scaled), q, iterations)
+        sums, log = tall_row_sums(joined(scaled), q, iterations)
     else:
-        gram = _joined([gram_filter(each) for each in kernels], 1)
+        gram = gram_filter(*kernels)
         # On the diagonal without lag are the squared lengths of the rows.
         lengths = gram.detach()[len(gram) // 2].diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
         longest = lengths.amax(1)
@@ -193,10 +193,6 @@ def _root_sums(
             sums, log = largest_row_sums(gram, q, grid, tuple(taps), iterations)
     roots = sums.clamp_min(SMALLEST_SUM[sums.dtype]) ** (2.0**-iterations)
     return torch.where(lengths == 0, 0.0, roots * (longest * torch.exp(log))[:, None])
-
-
-def _joined(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), axis)
 
 
 def _frequencies(
