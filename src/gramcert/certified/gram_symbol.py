@@ -125,8 +125,8 @@ class GramSymbol:
             symbol = cls(kernel, 1, exponent=exponent)
             symbol.work_within(name, each * order**2 + 8 * ROW_NUMBERS * order, work)
             return symbol
-        # The kernel transposed, and two parts of it that are multiplied.
-        fixed = 24 * kernel.numel() + 24 * lags * (kernel.dim() - 2)
+        # The kernel transposed, with the taps before the columns, and two parts of it that are multiplied.
+        fixed = 32 * kernel.numel() + 24 * lags * (kernel.dim() - 2)
         # Correlations, even and odd coefficients, and those in float32 or what they are made from.
         fixed += 8 * order**2 * ((7 if order <= INTERLEAVED else 4) * lags + 8)
         # In float32 twice as many: sines and cosines in both precisions; real and imaginary parts, the matrices made of
@@ -187,11 +187,11 @@ class GramSymbol:
             return without_lag
         result = self.kernel.new_empty(len(self.lags), self.order, self.order)
         result[:1] = without_lag
+        kernel = self.kernel.movedim(1, -1).contiguous()  # so that parts of it are copied in long pieces
         for index, lag in enumerate(self.lags[1:].tolist(), 1):
             later = tuple(slice(max(0, a), size + min(0, a)) for a, size in zip(lag, self.sizes, strict=True))
             earlier = tuple(slice(max(0, -a), size - max(0, a)) for a, size in zip(lag, self.sizes, strict=True))
-            left = self.kernel[(slice(None), slice(None), *later)].flatten(1)
-            right = self.kernel[(slice(None), slice(None), *earlier)].flatten(1)
+            left, right = (kernel[(slice(None), *part)].flatten(1) for part in (later, earlier))
             torch.mm(left, right.T, out=result[index])
         return result
 
