@@ -102,9 +102,14 @@ LARGE_CASES = [
 
 
 def test_limits_hold():
+    """Pages that the system maps for its own reasons only add to what is measured: a limit is broken every time."""
     cases = {f"{case}, 'max_bytes': {limit}}}".replace("{, ", "{"): limit for case, limit in CASES.values()}
-    for case, grown in growth(list(cases)).items():
-        assert grown <= 1.1 * cases[case] + NOISE, case
+    for _ in range(3):
+        found = growth(list(cases))
+        cases = {case: cases[case] for case, grown in found.items() if grown > 1.1 * cases[case] + NOISE}
+        if not cases:
+            return
+    pytest.fail(f"limits and growth, three times: {[(case, limit, found[case]) for case, limit in cases.items()]}")
 
 
 @pytest.mark.slow
