@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 from cases import kernels
-from gramcert import norm2_circ
+from gramcert import Convolution, norm2, norm2_circ
 from gramcert.geometry import symbol
 from reference import circulant_norm, literal_circular
 
@@ -49,6 +49,34 @@ def test_zero_kernel():
     value.backward()
     assert value.item() == 0
     assert torch.equal(kernel.grad, torch.zeros_like(kernel))
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 1, 1), (5, 1, 1), (1, 1, 1)])
+def test_norm_of_a_single_row_or_column(shape):
+    """The last layer of a critic."""
+    size = (3,) * (len(shape) - 2)
+    kernel = gauss(*shape).requires_grad_()
+    assert norm2_circ(kernel, size).item() == pytest.approx(kernel.norm().item(), rel=10 * EPS)
+    assert gradcheck(lambda k: norm2_circ(k, size), kernel)
+    assert gradgradcheck(lambda k: norm2_circ(k, size), kernel)
+    for scale in (1e-300, 1e300):  # whose squares are out of range
+        ratio = norm2_circ(kernel.detach() * scale, size) / scale
+        assert float(ratio) == pytest.approx(float(kernel.detach().norm()), rel=10 * EPS)
+    with pytest.raises(ValueError, match=r"norm2_circ.*finite"):
+        norm2_circ(torch.full(shape, torch.nan), size)
+    zero = torch.zeros(shape, requires_grad=True)
+    (first,) = torch.autograd.grad(norm2_circ(zero, size), zero, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), zero)
+    assert not first.any()
+    assert not second.any()
+
+
+def test_groups_with_a_single_row():
+    kernel = torch.tensor([[3.0, 4.0], [0.0, 0.0], [5.0, 12.0]])[:, :, None, None].requires_grad_()
+    norm = norm2(Convolution(kernel, groups=3))
+    (gradient,) = torch.autograd.grad(norm, kernel)
+    assert norm.item() == pytest.approx(13, rel=1e-6)
+    torch.testing.assert_close(gradient[:, :, 0, 0], torch.tensor([[0.0, 0.0], [0.0, 0.0], [5 / 13, 12 / 13]]))
 
 
 def test_kernel_larger_than_the_input_wraps():

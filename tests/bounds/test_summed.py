@@ -72,6 +72,28 @@ def test_all_ways_of_a_gram_filter(shape, few, monkeypatch):
     torch.testing.assert_close(expected[0][middle], rows @ rows.mT)
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 4), (2, 3, 2, 3)])
+@pytest.mark.parametrize("most", [0, 2**15])
+def test_gram_filters_of_several_kernels(shape, most, monkeypatch):
+    """Put together or one by one, with a gradient for those that ask for one."""
+    monkeypatch.setattr(gram_filter, "MOST_COPIED", most)
+    torch.manual_seed(0)
+    kernels = [torch.randn(shape, dtype=torch.float64, requires_grad=wanted) for wanted in (True, False, True)]
+    asking = kernels[::2]
+    found = gram_filter.gram_filter(*kernels)
+    expected = torch.cat([gram_filter.gram_filter(kernel) for kernel in kernels], 1)
+    torch.testing.assert_close(found, expected, rtol=TINY, atol=TINY)
+    weights = torch.randn_like(found)
+    gradients = [torch.autograd.grad((weights * gram).sum(), asking) for gram in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=TINY, atol=TINY)
+
+    def function(first, last):
+        return gram_filter.gram_filter(first, kernels[1], last)
+
+    assert torch.autograd.gradcheck(function, asking)
+    assert torch.autograd.gradgradcheck(function, asking)
+
+
 @pytest.mark.parametrize("shape", [(1, 3, 5, 3), (2, 4, 3, 2, 2), (1, 6, 2, 1, 1), (1, 1, 4, 4, 4)])
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_values_on_a_grid_by_filters_and_by_symbols(shape, iterations):
