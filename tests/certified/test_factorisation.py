@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blocks import in_blocks
 from cases import kernels
-from gramcert.certified import factorisation
+from gramcert.certified import factorisation, gram_symbol
 from gramcert.certified import staircase as staircase_module
 from gramcert.certified.factorisation import factorise, terms
 from gramcert.certified.frequencies import Frequencies
@@ -51,6 +51,47 @@ def test_the_size_of_factors(dtype):
     assert (sums * (1 - 1e-4) <= found).all()
     assert (found <= (2.1 if dtype.is_complex else 1.01) * sums).all()
     assert (torch.linalg.matrix_norm(moduli, 2) ** 2 <= found * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_row_of_the_last_panel_counts(dtype):
+    """A panel, a chunk of the next one, and some rows more: their subtractions and their sizes."""
+    indefinite = torch.eye(200, dtype=dtype)
+    indefinite[0, 199] = indefinite[199, 0] = 2
+    assert not factorise(staircase(indefinite[None].clone()), measure=False)[0]
+    large_at_the_end = torch.eye(200, dtype=dtype)
+    large_at_the_end[-8:, -8:] += 100
+    passed, sizes = factorise(staircase(large_at_the_end[None].clone()), measure=True)
+    assert passed
+    assert sizes > 800
+
+
+@pytest.mark.parametrize(("place", "proved"), [(22, False), (150, True)])
+def test_lifted_vectors_belong_to_their_rows(place, proved):
+    """All but one eigenvalue are at most 8 where the vector is that of the 9 in the second panel."""
+    kernel = torch.zeros(160, 160, 2, dtype=torch.float64)
+    kernel[:, :, 0] = torch.eye(160)
+    kernel[150, 150, 0] = 3
+    lifted = torch.zeros(160, 1, dtype=torch.float64)
+    lifted[place] = 10
+    frequency = Frequencies(torch.tensor([[0]]), (7,))
+    assert GramSymbol(kernel, 4).all_below(frequency, 8.0, torch.float64, lifted=lifted).tolist() == [proved]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_diagonal_is_that_of_all_panels(dtype, monkeypatch):
+    """What is stored and factorised is off in proportion to its largest entries, wherever they are."""
+    symbol_of = {}
+    for large in (0, 159):
+        kernel = torch.zeros(160, 160, 2, dtype=torch.float64)
+        kernel[:, :, 0] = torch.eye(160)
+        kernel[large, large, 0] = 2.0**10
+        sizes = []
+        monkeypatch.setattr(gram_symbol, "diagonal_error", lambda size, _, sizes=sizes: sizes.append(size) or 0.0)
+        GramSymbol(kernel, 4).all_below(Frequencies(torch.tensor([[0]]), (7,)), 2.0**21, dtype)
+        symbol_of[large] = sizes
+    assert symbol_of[0] == symbol_of[159]
+    assert max(symbol_of[0]) >= 2.0**20 + 2.0**21
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -13,7 +13,7 @@ from torch import Tensor
 from gramcert.arguments import Sizes, axis_sizes, checked_iterations, checked_kernel, require_finite
 from gramcert.bounds.autograd import full_precision, run, run_on_each
 from gramcert.bounds.gram import gram_gradient, gram_norm, gram_values
-from gramcert.bounds.gram_filter import gram_filter, lags, unit_rows
+from gramcert.bounds.gram_filter import gram_filter, lags, row_lengths, unit_rows
 from gramcert.bounds.powers import Powers, positive, scale_by
 from gramcert.bounds.summed import squared
 from gramcert.geometry.symbol import FilterSymbol, FrequencyGrid, symbols, symbols_adjoint, taps_first
@@ -56,17 +56,7 @@ def grid_norm(
         power: ``inf`` for the maximum over frequencies and groups, or a finite exponent.
         call: name of the public function, for errors.
     """
-    if power == math.inf and min(kernels.shape[1:3]) == math.prod(kernels.shape[3:]) == 1:
-        return _longest(kernels, call)
     return run(_GridNorm, kernels, grid, iterations, power, call)[0]
-
-
-def _longest(vectors: Tensor, call: str) -> Tensor:
-    """The norm of matrices with a single row or column, such as the last layer of a critic: a length."""
-    require_finite(call, "kernel", vectors)
-    scaled, scale = unit_scale(vectors)
-    squares = scaled.square().flatten(1).sum(1)
-    return scale * torch.where(squares == 0, 0.0, positive(squares).sqrt()).max(0).values
 
 
 class _GridNorm(torch.autograd.Function):
@@ -78,9 +68,11 @@ class _GridNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         require_finite(call, "kernel", kernels)
         scaled, scale = unit_scale(kernels)
-        values = (_filter_values if iterations and _has_small_filter(kernels) else _symbol_values)(
-            scaled, grid, iterations
-        )
+        if _are_vectors(kernels):
+            values = row_lengths(scaled.flatten(1)[:, None]).mT.expand(len(grid), -1)
+        else:
+            by_filter = iterations and _has_small_filter(kernels)
+            values = (_filter_values if by_filter else _symbol_values)(scaled, grid, iterations)
         if power == math.inf:
             largest, index = values.flatten().max(0)
             return scale * largest, index
@@ -132,6 +124,11 @@ def _filter_values(kernels: Tensor, grid: FrequencyGrid, iterations: int) -> Ten
     return values * lengths.amax(1)
 
 
+def _are_vectors(kernels: Tensor) -> bool:
+    """Whether the norm of each group is a length, as that of the last layer of a critic."""
+    return min(kernels.shape[1:3]) == math.prod(kernels.shape[3:]) == 1
+
+
 def _has_small_filter(kernels: Tensor) -> bool:
     """Whether the lags of the Gram matrix are fewer than what its products with E would take."""
     return math.prod([2 * size - 1 for size in kernels.shape[3:]]) <= 4 * max(kernels.shape[1:3])
@@ -145,9 +142,11 @@ def unit_scale(kernel: Tensor) -> tuple[Tensor, Tensor]:
 
 def _through_maximum(kernels: Tensor, value: Tensor, index: Tensor, ctx: Any) -> Tensor:
     groups = kernels.shape[0]
-    twiddles = ctx.grid.twiddles((index // groups)[None], _tables(ctx.grid, kernels))
     # A mask instead of indexing, so that it also works on the batched tensors of vmap.
     chosen = (torch.arange(groups, device=kernels.device) == index % groups).to(kernels.dtype)
+    if _are_vectors(kernels):
+        return chosen.reshape(-1, *(1,) * (kernels.dim() - 1)) * (kernels / positive(value))
+    twiddles = ctx.grid.twiddles((index // groups)[None], _tables(ctx.grid, kernels))
     kernel = torch.tensordot(chosen, kernels, 1)
     block = symbols(taps_first(kernel, len(ctx.grid.sizes)), twiddles)
     gradient = symbols_adjoint(gram_gradient(block, value[None], ctx.iterations), twiddles, kernel.shape)

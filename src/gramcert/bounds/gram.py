@@ -211,7 +211,9 @@ def balanced(matrix: Tensor) -> tuple[Tensor, Tensor]:
     The eigenvalue λ1 of WW* is then between (pq)^(-1/2) and (pq)^(1/2), and its fourth power a moderate number.
     """
     scale = matrix.detach().abs().amax((-2, -1))
-    return matrix / positive(scale)[..., None, None] / _balance(matrix), scale
+    # Of the real view: complex quotients by subnormal numbers are NaN.
+    parts = real_view(matrix) / positive(scale)[..., None, None, None] / _balance(matrix)
+    return torch.view_as_complex(parts) if matrix.is_complex() else parts[..., 0], scale
 
 
 def _balance(matrix: Tensor) -> float:
