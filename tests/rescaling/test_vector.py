@@ -130,6 +130,11 @@ def test_zero_channels_get_zero(form, dtype):
     weight = kernel.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(rescaling_vector(Convolution(weight), form=form).sum(), weight)
     assert torch.isfinite(gradient).all()
+    zero = torch.zeros(2, 3, 3, dtype=dtype, requires_grad=True)
+    (first,) = torch.autograd.grad(rescaling_vector(Convolution(zero), form=form).sum(), zero, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), zero)
+    assert not first.any()
+    assert torch.isfinite(second).all()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -191,8 +191,9 @@ def _root_sums(
         else:
             q = torch.ones_like(lengths) if q is None else q
             sums, log = largest_row_sums(gram, q, grid, tuple(taps), iterations)
-    roots = sums.clamp_min(SMALLEST_SUM[sums.dtype]) ** (2.0**-iterations)
-    return torch.where(lengths == 0, 0.0, roots * (longest * torch.exp(log))[:, None])
+    is_zero = lengths == 0  # and so are the sums, whose roots have no second derivative
+    roots = torch.where(is_zero, 1.0, sums.clamp_min(SMALLEST_SUM[sums.dtype])) ** (2.0**-iterations)
+    return torch.where(is_zero, 0.0, roots * (longest * torch.exp(log))[:, None])
 
 
 def _frequencies(
