@@ -81,7 +81,7 @@ CASES = {
     "a matrix that barely fits": ("nn.Linear(3000, 2500), None, {", 142 * 10**6),
     "a matrix that does not fit": ("nn.Linear(2500, 2500), None, {", 2**26),
     "weights that do not fit": ("nn.Linear(5000, 5000), None, {", 2**24),
-    "few dimensions, a band": ("Convolution(kernel(1, 1, 5), padding=2), 5_000, {'tol': 1e-9", 2**25),
+    "few dimensions, a band": ("Convolution(kernel(1, 1, 5), padding=2), 10_000, {'tol': 1e-9", 2**25),
     "a band": ("Convolution(kernel(3, 3, 3, 3), padding=1), 30, {'tol': 1e-7", 2**26),
 }
 
